@@ -8,6 +8,7 @@ pub mod asyncapi;
 pub mod client;
 pub mod dto;
 pub mod endpoints;
+pub mod examples;
 pub mod openapi;
 pub mod reference;
 pub mod routes;

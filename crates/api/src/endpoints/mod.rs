@@ -11,6 +11,8 @@ use std::sync::LazyLock;
 
 use gpuaas_contract::access::Action;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 use self::StreamKind::{JsonLines, Metrics, Sse, WebSocket};
 use crate::dto::{
@@ -30,7 +32,7 @@ use crate::dto::{
 use crate::routes::{self, EVENT_ALLOCATION, EVENT_CLOUD_EVENT, EVENT_PROGRESS, EVENT_TASK};
 
 /// What a request for an allocation answers if it creates none now: the one it created before, or a plan.
-#[derive(JsonSchema)]
+#[derive(serde::Deserialize, JsonSchema)]
 #[serde(untagged)]
 #[allow(dead_code, reason = "only its schema is used")]
 enum MadeOrPlanned {
@@ -144,8 +146,30 @@ pub enum StreamKind {
     Metrics,
 }
 
-/// Makes the schema of a document; what it refers to goes into the generator's definitions.
-pub type SchemaOf = fn(&mut SchemaGenerator) -> Schema;
+/// The type of a document.
+#[derive(Clone, Copy, Debug)]
+pub struct DocumentType {
+    /// Makes its schema; what it refers to goes into the generator's definitions.
+    pub schema: fn(&mut SchemaGenerator) -> Schema,
+    /// Whether a value is such a document.
+    pub check: fn(Value) -> Result<(), serde_json::Error>,
+}
+
+impl DocumentType {
+    /// A document by reference.
+    const fn of<T: JsonSchema + DeserializeOwned>() -> Self {
+        Self { schema: SchemaGenerator::subschema_for::<T>, check: check::<T> }
+    }
+
+    /// A document in place: the fields of a query are listed one by one.
+    const fn fields_of<T: JsonSchema + DeserializeOwned>() -> Self {
+        Self { schema: T::json_schema, check: check::<T> }
+    }
+}
+
+fn check<T: DeserializeOwned>(value: Value) -> Result<(), serde_json::Error> {
+    serde_json::from_value::<T>(value).map(drop)
+}
 
 /// One method of one path.
 #[derive(Clone, Copy, Debug)]
@@ -164,30 +188,20 @@ pub struct Endpoint {
     pub about: About,
     /// One sentence for people.
     pub summary: &'static str,
-    /// Schema of the query, an object.
-    pub query: Option<SchemaOf>,
-    /// Schema of the body.
-    pub body: Option<SchemaOf>,
-    /// Schema of the answer, or of each document of a stream.
-    pub answer: Option<SchemaOf>,
-    /// Schema of an answer with status 200 where [`Endpoint::status`] is 201: it was created before, or was only asked about.
-    pub not_created: Option<SchemaOf>,
+    /// The fields of the query.
+    pub query: Option<DocumentType>,
+    /// The body.
+    pub body: Option<DocumentType>,
+    /// The answer, or each document of a stream.
+    pub answer: Option<DocumentType>,
+    /// An answer with status 200 where [`Endpoint::status`] is 201: it was created before, or was only asked about.
+    pub not_created: Option<DocumentType>,
     /// Status of success.
     pub status: u16,
     /// How the answer arrives.
     pub stream: StreamKind,
     /// Whether the answer has an `ETag` and, if it changes something, the request may have an `If-Match`.
     pub versioned: bool,
-}
-
-/// A document by reference.
-fn document<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
-    generator.subschema_for::<T>()
-}
-
-/// A document in place: the fields of a query are listed one by one.
-fn fields<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
-    T::json_schema(generator)
 }
 
 impl Endpoint {
@@ -215,29 +229,29 @@ impl Endpoint {
         }
     }
 
-    const fn query<T: JsonSchema>(self) -> Self {
-        Self { query: Some(fields::<T>), ..self }
+    const fn query<T: JsonSchema + DeserializeOwned>(self) -> Self {
+        Self { query: Some(DocumentType::fields_of::<T>()), ..self }
     }
 
-    const fn body<T: JsonSchema>(self) -> Self {
-        Self { body: Some(document::<T>), ..self }
+    const fn body<T: JsonSchema + DeserializeOwned>(self) -> Self {
+        Self { body: Some(DocumentType::of::<T>()), ..self }
     }
 
     const fn empty_body(self) -> Self {
         self.body::<Empty>()
     }
 
-    const fn answer<T: JsonSchema>(self) -> Self {
-        Self { answer: Some(document::<T>), ..self }
+    const fn answer<T: JsonSchema + DeserializeOwned>(self) -> Self {
+        Self { answer: Some(DocumentType::of::<T>()), ..self }
     }
 
     /// Success creates something.
-    const fn creates<T: JsonSchema>(self) -> Self {
-        Self { answer: Some(document::<T>), status: 201, ..self }
+    const fn creates<T: JsonSchema + DeserializeOwned>(self) -> Self {
+        Self { answer: Some(DocumentType::of::<T>()), status: 201, ..self }
     }
 
-    const fn or_finds<T: JsonSchema>(self) -> Self {
-        Self { not_created: Some(document::<T>), ..self }
+    const fn or_finds<T: JsonSchema + DeserializeOwned>(self) -> Self {
+        Self { not_created: Some(DocumentType::of::<T>()), ..self }
     }
 
     const fn stream(self, stream: StreamKind) -> Self {

@@ -9,7 +9,8 @@ use serde_json::{Map, Value, json};
 
 use super::components::ERROR_RESPONSES;
 use crate::dto::TaskProgress;
-use crate::endpoints::{Endpoint, Method, SchemaOf, StreamKind};
+use crate::endpoints::{DocumentType, Endpoint, Method, StreamKind};
+use crate::examples::{self, Example};
 use crate::routes;
 
 /// The operation of an endpoint. Schemas it refers to are left in the generator.
@@ -17,7 +18,7 @@ pub(super) fn of(endpoint: &Endpoint, generator: &mut SchemaGenerator) -> Value 
     let mut operation = json!({
         "operationId": endpoint.name,
         "summary": endpoint.summary,
-        "description": format!("Needs the action `{}`.", endpoint.action),
+        "description": format!("Requires the permission `{}`.", endpoint.action),
         "tags": [endpoint.resource],
         "parameters": parameters(endpoint, generator),
         "responses": responses(endpoint, generator),
@@ -27,11 +28,51 @@ pub(super) fn of(endpoint: &Endpoint, generator: &mut SchemaGenerator) -> Value 
         operation["requestBody"] =
             json!({ "required": true, "content": { "application/json": { "schema": schema(body, generator) } } });
     }
+    if let Some(example) = examples::of(endpoint.name) {
+        add_example(&mut operation, endpoint, example);
+    }
     operation
 }
 
-fn schema(of: SchemaOf, generator: &mut SchemaGenerator) -> Value {
-    of(generator).into()
+/// Puts the parts of an example where the document has room for them: parameters, body and response.
+fn add_example(operation: &mut Value, endpoint: &Endpoint, example: &Example) {
+    for parameter in operation["parameters"].as_array_mut().into_iter().flatten() {
+        let name = parameter["name"].as_str().unwrap_or_default();
+        let value = match parameter["in"].as_str() {
+            Some("path") => example.segment(endpoint, name).map(Value::from),
+            Some("query") => example.query(name).map(|text| of_type(&parameter["schema"]["type"], text)),
+            Some(_) | None => None,
+        };
+        if let Some(value) = value {
+            parameter["example"] = value;
+        }
+    }
+    if let Some(body) = &example.body {
+        operation["requestBody"]["content"]["application/json"]["example"] = body.clone();
+    }
+    let response = &mut operation["responses"][endpoint.status.to_string()];
+    if endpoint.stream == StreamKind::WebSocket {
+        response["x-gpuaas-message-example"] = example.response.clone();
+        return;
+    }
+    for content in response["content"].as_object_mut().into_iter().flat_map(Map::values_mut) {
+        content["example"] = match endpoint.stream {
+            StreamKind::Sse(names) => format!("event: {}\ndata: {}\n\n", names[0], example.response).into(),
+            StreamKind::JsonLines => format!("{}\n", example.response).into(),
+            StreamKind::Document | StreamKind::Metrics | StreamKind::WebSocket => example.response.clone(),
+        };
+    }
+}
+
+/// A value of a query as JSON.
+fn of_type(kind: &Value, text: &str) -> Value {
+    let is_text = kind == "string" || kind.is_null();
+    let parsed = serde_json::from_str(text).ok().filter(|_| !is_text);
+    parsed.unwrap_or_else(|| text.into())
+}
+
+fn schema(of: DocumentType, generator: &mut SchemaGenerator) -> Value {
+    (of.schema)(generator).into()
 }
 
 fn parameters(endpoint: &Endpoint, generator: &mut SchemaGenerator) -> Vec<Value> {
@@ -71,7 +112,7 @@ fn segment(path: &str, name: &str) -> (String, &'static str) {
         "organization" => id(OrgId::PREFIX, "The organization's id."),
         "project" => id(ProjectId::PREFIX, "The project's id."),
         "allocation" => id(AllocationId::PREFIX, "The allocation's id."),
-        "slice" => id(AllocationId::PREFIX, "The slice's id, which is that of its allocation."),
+        "slice" => id(AllocationId::PREFIX, "The slice's id, which is also the id of its allocation."),
         "member" => id(MembershipId::PREFIX, "The membership's id."),
         "service_account" => id(ServiceAccountId::PREFIX, "The service account's id."),
         "ssh_key" => id(SshKeyId::PREFIX, "The SSH key's id."),
@@ -86,7 +127,7 @@ fn segment(path: &str, name: &str) -> (String, &'static str) {
         "key" if path != routes::SIGNING_KEY_REVOKE => id(ApiTokenId::PREFIX, "The key's id."),
         "token" if path == routes::JOIN_TOKEN => id(JoinTokenId::PREFIX, "The join token's id."),
         "token" => id(ApiTokenId::PREFIX, "The token's id."),
-        "node" => ("^[^/]{1,255}$".to_owned(), "The node's id, or its name if no other node has the same."),
+        "node" => ("^[^/]{1,255}$".to_owned(), "The node's id, or its name if that is unique."),
         "sku" => ("^[a-z0-9_-]{1,80}$".to_owned(), "The product's id or name."),
         _ => ("^[^/]{1,255}$".to_owned(), "Its name."),
     }
@@ -122,14 +163,14 @@ fn without_null(kind: &Value) -> Value {
 fn responses(endpoint: &Endpoint, generator: &mut SchemaGenerator) -> Value {
     let mut responses = Map::new();
     responses.insert(endpoint.status.to_string(), success(endpoint, generator));
-    if let Some(not_created) = endpoint.not_made {
-        let description = "Nothing was made: it was made before under the same key, or it was a dry run.";
+    if let Some(not_created) = endpoint.not_created {
+        let description = "Nothing was created: it was created before with the same key, or the request was a dry run.";
         let content = json!({ "application/json": { "schema": schema(not_created, generator) } });
         responses
             .insert("200".to_owned(), json!({ "description": description, "headers": headers(endpoint), "content": content }));
     }
     if endpoint.versioned && endpoint.method == Method::Get {
-        let description = "The caller has this version already.";
+        let description = "The caller already has this version.";
         responses.insert("304".to_owned(), json!({ "description": description, "headers": headers(endpoint) }));
     }
     let looks_for = endpoint.query.is_some_and(|query| looks_for_something(&schema(query, generator)));
@@ -147,7 +188,6 @@ fn looks_for_something(query: &Value) -> bool {
 fn may_answer(endpoint: &Endpoint, looks_for_something: bool, status: u16) -> bool {
     let changes = endpoint.method != Method::Get;
     match status {
-        400 => endpoint.segments().next().is_some() || endpoint.query.is_some() || endpoint.body.is_some(),
         404 => endpoint.segments().next().is_some() || endpoint.body.is_some() || looks_for_something,
         409 => changes,
         412 => changes && endpoint.versioned,
@@ -162,7 +202,7 @@ fn success(endpoint: &Endpoint, generator: &mut SchemaGenerator) -> Value {
     let document = endpoint.answer.map(|answer| schema(answer, generator));
     let (description, content) = match endpoint.stream {
         StreamKind::Document => {
-            let description = if endpoint.status == 201 { "It was made." } else { "Done." };
+            let description = if endpoint.status == 201 { "Created." } else { "Success." };
             (description, document.map(|schema| json!({ "application/json": { "schema": schema } })))
         }
         StreamKind::JsonLines => {
@@ -185,7 +225,7 @@ fn success(endpoint: &Endpoint, generator: &mut SchemaGenerator) -> Value {
                 events.insert((*name).to_owned(), schema);
             }
             let content = json!({ "text/event-stream": { "schema": { "type": "string" }, "x-gpuaas-events": events } });
-            ("Server-sent events; `x-gpuaas-events` has the document of each kind.", Some(content))
+            ("Server-sent events; `x-gpuaas-events` has the document of each event type.", Some(content))
         }
     };
     let mut success = json!({ "description": description, "headers": headers(endpoint) });

@@ -3,6 +3,7 @@
 mod allocations;
 mod audit;
 mod errors;
+mod examples;
 mod lists;
 mod program;
 mod raw;

@@ -11,25 +11,36 @@ use tokio::io::{AsyncBufReadExt as _, BufReader};
 
 use crate::program::gpuaas_with;
 
-const EMAIL: &str = "ada@example.org";
+pub(crate) const EMAIL: &str = "ada@example.org";
 const PASSWORD: &str = "seven green lanterns";
 
 /// A server with one user, and a home for the program.
-struct Place {
+pub(crate) struct Place {
     server: Option<Server>,
     folder: tempfile::TempDir,
-    url: String,
+    pub(crate) url: String,
 }
 
 impl Place {
+    /// A server for REST with one user.
     async fn new() -> Self {
+        let place = Self::empty("api").await;
+        let mut options = ClientOptions::new(&place.url);
+        options.token = Some(std::fs::read_to_string(&place.server().admin_token_file).expect("a token"));
+        let wanted = UserCreate { email: EMAIL.to_owned(), name: "Ada".to_owned(), password: Some(PASSWORD.to_owned()) };
+        Client::new(options).expect("a client").user_create(&wanted, None).await.expect("made");
+        place
+    }
+
+    /// A server with these roles and nothing else.
+    pub(crate) async fn empty(roles: &str) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let data_dir = folder.path().join("server");
         std::fs::create_dir(&data_dir).expect("made");
         let identity = gpuaas_control::identity::IdentityConfig { built_in: true, ..Default::default() };
         let config = ServerConfig {
             store: StoreConfig::Sqlite { path: data_dir.join("test.db") },
-            roles: process_roles::parse("api").expect("a role"),
+            roles: process_roles::parse(roles).expect("roles"),
             trusted_proxies: Vec::new(),
             limits: None,
             api_listen: "127.0.0.1:0".parse().expect("an address"),
@@ -48,11 +59,16 @@ impl Place {
         };
         let server = gpuaas_control::start(config).await.expect("it starts");
         let url = server.api_url.clone().expect("REST");
-        let mut options = ClientOptions::new(&url);
-        options.token = Some(std::fs::read_to_string(&server.admin_token_file).expect("a token"));
-        let wanted = UserCreate { email: EMAIL.to_owned(), name: "Ada".to_owned(), password: Some(PASSWORD.to_owned()) };
-        Client::new(options).expect("a client").user_create(&wanted, None).await.expect("made");
         Self { server: Some(server), folder, url }
+    }
+
+    pub(crate) fn server(&self) -> &Server {
+        self.server.as_ref().expect("running")
+    }
+
+    /// Where everything is; the server's own files are in `server`.
+    pub(crate) fn folder(&self) -> &std::path::Path {
+        self.folder.path()
     }
 
     fn home(&self) -> String {
@@ -67,26 +83,32 @@ impl Place {
         serde_json::from_slice(&std::fs::read(self.kept()).expect("kept")).expect("JSON")
     }
 
-    async fn stop(mut self) {
+    pub(crate) async fn stop(mut self) {
         self.server.take().expect("running").stop().await;
     }
 }
 
-fn http() -> HttpClient {
+pub(crate) fn http() -> HttpClient {
     browser_client::http_client(gpuaas_api::tls_config(false, None).expect("TLS"), true).expect("a client")
 }
 
-fn encoded(text: &str) -> String {
+pub(crate) fn encoded(text: &str) -> String {
     text.bytes().map(|b| if b.is_ascii_alphanumeric() { char::from(b).to_string() } else { format!("%{b:02X}") }).collect()
 }
 
 /// Opens the address, types address and password, and follows the answer, as a browser would.
 async fn signs_in(url: &str, server: &str) {
+    let location = submit(url, server, EMAIL, PASSWORD).await;
+    assert!(http().get(location).send().await.expect("the program answers").status().is_success());
+}
+
+/// Opens the address and types address and password. Returns where the browser is sent then.
+pub(crate) async fn submit(url: &str, server: &str, email: &str, password: &str) -> String {
     let http = http();
     let page = http.get(url).send().await.expect("a page");
     let cookie = page.headers()["set-cookie"].to_str().expect("text").split(';').next().expect("a cookie").to_owned();
     let html = page.text().await.expect("text");
-    let mut body = format!("email={}&password={}", encoded(EMAIL), encoded(PASSWORD));
+    let mut body = format!("email={}&password={}", encoded(email), encoded(password));
     for input in html.split("<input type=\"hidden\" name=\"").skip(1) {
         let (name, rest) = input.split_once("\" value=\"").expect("a field");
         let value = rest.split_once('"').expect("a value").0.replace("&amp;", "&");
@@ -94,8 +116,7 @@ async fn signs_in(url: &str, server: &str) {
     }
     let post = http.post(format!("{server}/oauth/authorize")).header("cookie", cookie);
     let answer = post.header("content-type", "application/x-www-form-urlencoded").body(body).send().await.expect("an answer");
-    let location = answer.headers()["location"].to_str().expect("text").to_owned();
-    assert!(http.get(location).send().await.expect("the program answers").status().is_success());
+    answer.headers()["location"].to_str().expect("text").to_owned()
 }
 
 #[expect(clippy::disallowed_types, reason = "a test of the program starts the program")]
