@@ -42,6 +42,7 @@ mod service_accounts;
 mod slices;
 mod slots;
 mod ssh_keys;
+mod static_text;
 mod stream_grant;
 mod streams;
 mod system;

@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use axum::Json;
 use axum::extract::State;
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use gpuaas_api::dto::{CaInfo, CaState, ClusterInfo, Page, TaskTypeInfo};
 use gpuaas_contract::time::Timestamp;
 
 use super::problem::problem;
+use super::static_text;
 use crate::Control;
 use crate::link::chain;
 use crate::pki::{Ca, HealthState};
@@ -46,25 +47,14 @@ pub(super) async fn task_types() -> Json<Page<TaskTypeInfo>> {
     Json(Page::whole(gpuaas_contract::schema::catalog().into_iter().map(TaskTypeInfo::from).collect()))
 }
 
-/// What the interface offers, for programs. Open: it tells nothing about this installation.
-pub(super) async fn openapi() -> Response {
-    static TEXT: std::sync::LazyLock<String> = std::sync::LazyLock::new(|| gpuaas_api::openapi::document().to_string());
-    ([(header::CONTENT_TYPE, "application/json")], TEXT.as_str()).into_response()
+/// The OpenAPI document. Open: it tells nothing about this installation.
+pub(super) async fn openapi(headers: HeaderMap) -> Response {
+    static_text::OPENAPI.respond(&headers).await
 }
 
-/// The same for people. Nothing from elsewhere is loaded.
-pub(super) async fn reference() -> Response {
-    let policy = format!(
-        "default-src 'none'; style-src '{}'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-        gpuaas_api::reference::style_source()
-    );
-    let headers = [
-        (header::CONTENT_TYPE, "text/html; charset=utf-8".to_owned()),
-        (header::CONTENT_SECURITY_POLICY, policy),
-        (header::X_CONTENT_TYPE_OPTIONS, "nosniff".to_owned()),
-        (header::REFERRER_POLICY, "no-referrer".to_owned()),
-    ];
-    (headers, gpuaas_api::reference::page()).into_response()
+/// The reference page. Open, too.
+pub(super) async fn reference(headers: HeaderMap) -> Response {
+    static_text::REFERENCE.respond(&headers).await
 }
 
 /// There is nothing to see at the root yet but what can be asked for.

@@ -1,5 +1,5 @@
-//! The interface for people: one page of HTML, made from the same document as everything else. It needs nothing from elsewhere and no
-//! script; searching is the browser's own.
+//! The reference of the interface for people: one page of HTML, generated from the same document as everything else. It loads nothing
+//! from elsewhere; without its script everything but the search field works.
 
 use std::fmt::Write as _;
 use std::sync::LazyLock;
@@ -8,37 +8,13 @@ use base64::Engine as _;
 use serde_json::Value;
 use sha2::Digest as _;
 
-use crate::endpoints::{ENDPOINTS, Endpoint};
+use crate::endpoints::{ENDPOINTS, Endpoint, StreamKind};
+use crate::examples;
 
 /// The only style of the page.
-const STYLE: &str = "
-:root { color-scheme: light dark; --text: #1c2024; --soft: #60646c; --back: #ffffff; --line: #e0e1e6; --code: #f3f4f6; --link: #0b5fa5; }
-@media (prefers-color-scheme: dark) {
-  :root { --text: #edeef0; --soft: #a5abb5; --back: #111317; --line: #2e3138; --code: #1c1f25; --link: #7cb8f5; }
-}
-* { box-sizing: border-box; }
-body { margin: 0; color: var(--text); background: var(--back); font: 16px/1.5 system-ui, sans-serif; }
-nav { padding: 1.5rem; border-bottom: 1px solid var(--line); font-size: 0.9rem; }
-nav summary { cursor: pointer; font-weight: 600; padding: 0.15rem 0; }
-nav ul { margin: 0 0 0.4rem; padding-left: 1rem; list-style: none; }
-main { padding: 1.5rem; max-width: 62rem; }
-@media (min-width: 64rem) {
-  body { display: grid; grid-template-columns: 19rem 1fr; }
-  nav { height: 100vh; position: sticky; top: 0; overflow-y: auto; border-bottom: 0; border-right: 1px solid var(--line); }
-}
-a { color: var(--link); text-decoration: none; }
-a:hover { text-decoration: underline; }
-h1 { margin: 0 0 0.5rem; } h2 { margin: 3rem 0 0; } h3 { margin: 0; font-size: 1rem; }
-article { border-top: 1px solid var(--line); padding: 1.25rem 0; scroll-margin-top: 0.5rem; }
-article:target { outline: 2px solid var(--link); outline-offset: 0.5rem; }
-code { background: var(--code); padding: 0.1rem 0.3rem; border-radius: 0.25rem; font: 0.875em ui-monospace, monospace; overflow-wrap: anywhere; }
-.method { display: inline-block; min-width: 4rem; font-weight: 700; }
-.soft { color: var(--soft); font-size: 0.9rem; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; width: 100%; margin: 0.5rem 0; font-size: 0.9rem; }
-caption { text-align: left; font-weight: 600; padding: 0.25rem 0; }
-th, td { text-align: left; vertical-align: top; padding: 0.3rem 0.75rem 0.3rem 0; border-top: 1px solid var(--line); }
-";
+const STYLE: &str = include_str!("style.css");
+/// The only script of the page: the search field.
+const SCRIPT: &str = include_str!("search.js");
 
 /// The page.
 pub fn page() -> &'static str {
@@ -46,9 +22,17 @@ pub fn page() -> &'static str {
     &PAGE
 }
 
-/// What a content security policy has to allow for the page, as a source of `style-src`: `sha256-` and the digest, without quotes.
-pub fn style_source() -> String {
-    format!("sha256-{}", base64::engine::general_purpose::STANDARD.encode(sha2::Sha256::digest(STYLE.as_bytes())))
+/// The content security policy that the page needs: its own style and script, known by their digests, and nothing else.
+pub fn content_security_policy() -> String {
+    format!(
+        "default-src 'none'; style-src '{}'; script-src '{}'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+        source(STYLE),
+        source(SCRIPT)
+    )
+}
+
+fn source(text: &str) -> String {
+    format!("sha256-{}", base64::engine::general_purpose::STANDARD.encode(sha2::Sha256::digest(text.as_bytes())))
 }
 
 fn write_page(document: &Value) -> String {
@@ -60,29 +44,34 @@ fn write_page(document: &Value) -> String {
     let _ = write!(page, "<main><h1 id=\"top\">gpuaas API</h1><p>{}</p>", words(text(&document["info"]["description"])));
     let _ = writeln!(
         page,
-        "<p>The same for programs: <a href=\"{}\"><code>{}</code></a>.</p>",
+        "<p>For programs: <a href=\"{}\"><code>{}</code></a>.</p>",
         crate::routes::OPENAPI,
         crate::routes::OPENAPI
     );
+    page.push_str("<p id=\"nothing-found\" hidden>Nothing contains all these words.</p>");
     let mut resource = "";
     for endpoint in ENDPOINTS {
         if endpoint.resource != resource {
+            if !resource.is_empty() {
+                page.push_str("</section>\n");
+            }
             resource = endpoint.resource;
-            let _ = writeln!(page, "<h2 id=\"{}\">{}</h2>", anchor(resource), escape(resource));
+            let _ = writeln!(page, "<section><h2 id=\"{}\">{}</h2>", anchor(resource), escape(resource));
         }
         let operation = &document["paths"][endpoint.path][endpoint.method.as_str().to_lowercase()];
         write_operation(&mut page, document, endpoint, operation);
     }
-    page.push_str("<h2 id=\"documents\">Documents</h2>\n");
+    page.push_str("</section>\n<section><h2 id=\"documents\">Documents</h2>\n");
     for (name, schema) in document["components"]["schemas"].as_object().into_iter().flatten() {
         write_schema(&mut page, name, schema);
     }
-    page.push_str("</main></body></html>\n");
+    let _ = write!(page, "</section></main><script>{SCRIPT}</script></body></html>\n");
     page
 }
 
 fn write_contents(page: &mut String) {
     page.push_str("<nav aria-label=\"Contents\"><p><a href=\"#top\">gpuaas API</a></p>");
+    page.push_str("<input id=\"search\" type=\"search\" placeholder=\"Search (press /)\" aria-label=\"Search\" hidden>");
     let mut resource = "";
     for endpoint in ENDPOINTS {
         if endpoint.resource != resource {
@@ -92,7 +81,14 @@ fn write_contents(page: &mut String) {
             resource = endpoint.resource;
             let _ = write!(page, "<details open><summary>{}</summary><ul>", escape(resource));
         }
-        let _ = write!(page, "<li><a href=\"#{}\">{}</a></li>", endpoint.name, escape(endpoint.summary.trim_end_matches('.')));
+        let Endpoint { name, method, path, summary, .. } = endpoint;
+        let path = path.strip_prefix("/api/v1").unwrap_or(path);
+        let _ = write!(
+            page,
+            "<li><a href=\"#{name}\"><span class=\"method {method}\">{method}</span><code>{}</code><small>{}</small></a></li>",
+            escape(path),
+            escape(summary.trim_end_matches('.'))
+        );
     }
     page.push_str("</ul></details><p><a href=\"#documents\">Documents</a></p></nav>\n");
 }
@@ -100,8 +96,8 @@ fn write_contents(page: &mut String) {
 fn write_operation(page: &mut String, document: &Value, endpoint: &Endpoint, operation: &Value) {
     let Endpoint { name, method, path, action, summary, .. } = endpoint;
     let _ = write!(page, "<article id=\"{name}\"><h3><a href=\"#{name}\">{}</a></h3>", escape(summary));
-    let _ = write!(page, "<p><span class=\"method\">{method}</span> <code>{}</code></p>", escape(path));
-    let _ = write!(page, "<p class=\"soft\">Needs <code>{action}</code>.</p>");
+    let _ = write!(page, "<p><span class=\"method {method}\">{method}</span> <code>{}</code></p>", escape(path));
+    let _ = write!(page, "<p class=\"soft\">Requires the permission <code>{action}</code>.</p>");
     let parameters: Vec<&Value> =
         operation["parameters"].as_array().into_iter().flatten().map(|p| resolve(document, p)).collect();
     if !parameters.is_empty() {
@@ -121,12 +117,36 @@ fn write_operation(page: &mut String, document: &Value, endpoint: &Endpoint, ope
     if !body.is_null() {
         let _ = write!(page, "<p>Body: {}</p>", type_of(body));
     }
-    page.push_str("<div class=\"scroll\"><table><caption>Answers</caption>");
+    page.push_str("<div class=\"scroll\"><table><caption>Responses</caption>");
     for (status, response) in operation["responses"].as_object().into_iter().flatten() {
         let response = resolve(document, response);
         write_row(page, status, &documents_of(response), text(&response["description"]));
     }
-    page.push_str("</table></div></article>\n");
+    page.push_str("</table></div>");
+    write_example(page, endpoint);
+    page.push_str("</article>\n");
+}
+
+/// A request and its response, folded away.
+fn write_example(page: &mut String, endpoint: &Endpoint) {
+    let Some(example) = examples::of(endpoint.name) else { return };
+    let pretty = |value: &Value| match value {
+        Value::String(text) => text.clone(),
+        value => serde_json::to_string_pretty(value).unwrap_or_default(),
+    };
+    let body = example.body.as_ref().map(|body| format!("\n{}", pretty(body))).unwrap_or_default();
+    let request = format!("{} {}{body}", endpoint.method, example.path);
+    let response = match endpoint.stream {
+        StreamKind::Sse(names) => format!("event: {}\ndata: {}", names[0], example.response),
+        StreamKind::Document | StreamKind::WebSocket | StreamKind::JsonLines | StreamKind::Metrics => pretty(&example.response),
+    };
+    let _ = write!(
+        page,
+        "<details><summary>Example</summary><pre>{}</pre><p class=\"soft\">Response {}</p><pre>{}</pre></details>",
+        escape(&request),
+        endpoint.status,
+        escape(&response)
+    );
 }
 
 /// The documents that an answer carries.
@@ -255,19 +275,22 @@ mod tests {
     }
 
     #[test]
-    fn the_page_needs_nothing_from_elsewhere_and_no_script() {
+    fn the_page_needs_nothing_from_elsewhere() {
         let page = page();
-        for banned in ["<script", "<link", "<img", "<iframe", " src=", " style=", "@import", "url("] {
+        for banned in ["<link", "<img", "<iframe", " src=", " style=", " onclick=", "@import", "url(", "fetch(", "import("] {
             assert!(!page.contains(banned), "{banned}");
         }
-        assert_eq!(page.matches("<style>").count(), 1);
+        assert_eq!((page.matches("<style").count(), page.matches("<script").count()), (1, 1));
     }
 
     #[test]
-    fn the_policy_allows_exactly_the_style_that_the_page_has() {
-        let style = page().split("<style>").nth(1).and_then(|rest| rest.split("</style>").next()).expect("a style");
-        let digest = base64::engine::general_purpose::STANDARD.encode(sha2::Sha256::digest(style.as_bytes()));
-        assert_eq!(style_source(), format!("sha256-{digest}"));
+    fn the_policy_allows_exactly_the_style_and_the_script_that_the_page_has() {
+        for (directive, element) in [("style-src", "style"), ("script-src", "script")] {
+            let text = page().split(&format!("<{element}>")).nth(1).and_then(|rest| rest.split(&format!("</{element}>")).next());
+            let digest = base64::engine::general_purpose::STANDARD.encode(sha2::Sha256::digest(text.expect("inline").as_bytes()));
+            assert!(content_security_policy().contains(&format!("{directive} 'sha256-{digest}';")), "{directive}");
+        }
+        assert!(content_security_policy().starts_with("default-src 'none';"));
     }
 
     #[test]
