@@ -68,7 +68,7 @@ mod tests {
             assert!(
                 names.contains(endpoint.name),
                 "`{}` has no example: write its request into crates/api/src/examples.json where it can be sent, and run \
-                 `UPDATE_EXAMPLES=1 cargo test -p gpuaas-cli --test cli examples`, which adds the response",
+                 `UPDATE_EXAMPLES=1 cargo test -p gpuaas --test cli examples`, which adds the response",
                 endpoint.name
             );
         }
