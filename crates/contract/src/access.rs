@@ -1,5 +1,5 @@
-//! Who may ask for what: the names of actions, of what they are about, and of roles. What a role permits is decided by the control plane's
-//! rules.
+//! Who may ask for what: the names of actions, of what they are about, and of roles. A role is a set of actions; which ones is declared in
+//! the control plane's rules.
 
 use std::borrow::Cow;
 
@@ -160,17 +160,8 @@ named! {
         Operator = "operator",
         /// Reads everything, changes nothing.
         Support = "support",
-    }
-}
-
-impl PlatformRole {
-    /// Whether somebody with this role has `other` as well.
-    pub const fn includes(self, other: Self) -> bool {
-        match self {
-            Self::Admin => true,
-            Self::Operator => matches!(other, Self::Operator | Self::Support),
-            Self::Support => matches!(other, Self::Support),
-        }
+        /// Reads the audit log and the state of the platform. Sees no keys, images and webhooks of tenants, changes nothing.
+        Auditor = "auditor",
     }
 }
 
@@ -183,17 +174,10 @@ named! {
         Member = "member",
         /// Reads.
         Viewer = "viewer",
-    }
-}
-
-impl ProjectRole {
-    /// Whether somebody with this role has `other` as well.
-    pub const fn includes(self, other: Self) -> bool {
-        match self {
-            Self::Owner => true,
-            Self::Member => matches!(other, Self::Member | Self::Viewer),
-            Self::Viewer => matches!(other, Self::Viewer),
-        }
+        /// Reads what a bill is about: quotas and allocations.
+        BillingAdmin = "billing_admin",
+        /// Reads who and what has access: members, keys without their secrets, webhooks and events.
+        TenantAuditor = "tenant_auditor",
     }
 }
 
@@ -220,15 +204,6 @@ impl MemberRole {
     pub fn parse(name: &str) -> Option<Self> {
         Self::from_name(name)
     }
-
-    /// Whether somebody with this role has `other` as well.
-    pub const fn includes(self, other: Self) -> bool {
-        match (self, other) {
-            (Self::Platform(own), Self::Platform(other)) => own.includes(other),
-            (Self::Project(own), Self::Project(other)) => own.includes(other),
-            (Self::Platform(_), Self::Project(_)) | (Self::Project(_), Self::Platform(_)) => false,
-        }
-    }
 }
 
 impl Named for MemberRole {
@@ -236,9 +211,12 @@ impl Named for MemberRole {
         Self::Platform(PlatformRole::Admin),
         Self::Platform(PlatformRole::Operator),
         Self::Platform(PlatformRole::Support),
+        Self::Platform(PlatformRole::Auditor),
         Self::Project(ProjectRole::Owner),
         Self::Project(ProjectRole::Member),
         Self::Project(ProjectRole::Viewer),
+        Self::Project(ProjectRole::BillingAdmin),
+        Self::Project(ProjectRole::TenantAuditor),
     ];
 
     fn name(self) -> &'static str {
@@ -282,7 +260,7 @@ impl schemars::JsonSchema for MemberRole {
     fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
         let names: Vec<&str> = Self::VALUES.iter().map(|role| role.as_str()).collect();
         schemars::json_schema!({
-            "description": "A role: admin, operator or support on the platform; owner, member or viewer in an organization or a project.",
+            "description": "A role: admin, operator, support or auditor on the platform; owner, member, viewer, billing_admin or tenant_auditor in an organization or a project.",
             "type": "string",
             "enum": names,
         })

@@ -29,7 +29,7 @@ const LOG_STREAMS: [&str; 1] = ["stdout"];
 impl Audience {
     /// Returns the audience of a caller.
     pub(crate) fn of(principal: &Principal) -> Self {
-        if principal.platform.is_some() { Self::Platform } else { Self::Tenant }
+        if principal.is_of_platform() { Self::Platform } else { Self::Tenant }
     }
 
     /// Returns whether the audience sees everything.

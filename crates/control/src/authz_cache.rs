@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use gpuaas_contract::id::{ApiTokenId, CorrelationId, GrantId, UserId};
+use gpuaas_contract::id::{ApiTokenId, CorrelationId, GrantId, ServiceAccountId, UserId};
 use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::access::{ApiToken, MAX_KEY_CHAIN, Membership, Place, Policies, Principal, PrincipalId, Who};
 use gpuaas_domain::decision::Context;
@@ -122,7 +122,7 @@ pub(crate) async fn of_token(control: &Control, token: &ApiToken) -> Result<Opti
     match (token.role, token.service_account) {
         (Some(role), None) => {
             let who = PrincipalId::Token(token.id);
-            let principal = Principal { platform: Some(role), ..limited(Principal::nobody(who), token) };
+            let principal = Principal { platform: vec![role], ..limited(Principal::nobody(who), token) };
             Ok(Some((Actor::Token { id: token.id, role }, Arc::new(principal))))
         }
         (None, Some(id)) => {
@@ -130,7 +130,7 @@ pub(crate) async fn of_token(control: &Control, token: &ApiToken) -> Result<Opti
             let mut principal = limited((*roles).clone(), token);
             // A key acts only in its own project, whatever roles its account has elsewhere.
             principal.memberships.retain(|(place, _)| token.project.is_some_and(|own| *place == Place::Project(own)));
-            principal.platform = None;
+            principal.platform.clear();
             Ok(Some((Actor::ServiceAccount { id, key: token.id }, Arc::new(principal))))
         }
         // The control plane never writes a row with both or neither.
@@ -241,6 +241,12 @@ async fn accept_invitations(control: &Control, user: &User) -> Result<(), Contro
         Ok(((), tenancy::accept_invitations(user, &invitations, &present, &context)))
     })
     .await
+}
+
+/// The roles that a service account holds now.
+pub(crate) async fn of_account(control: &Control, id: ServiceAccountId) -> Result<Principal, ControlError> {
+    let rows = of_owner(control, &Who::ServiceAccount(id).to_string()).await?;
+    Ok(Principal::with_memberships(PrincipalId::ServiceAccount(id), &rows))
 }
 
 async fn of_owner(control: &Control, owner: &str) -> Result<Vec<Membership>, ControlError> {

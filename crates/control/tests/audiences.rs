@@ -13,9 +13,10 @@ use common::lifecycle::{Shop, until};
 use common::looking::{Looking, refused};
 use common::{PATIENCE, TestServer, plain_http};
 use gpuaas_api::dto::{
-    ApiKeyCreate, MemberAdd, PageQuery, Reason, ServiceAccountCreate, SliceConsole, SlicePower, SliceRelease, WebhookCreate,
+    ApiKeyCreate, ApiTokenCreate, MemberAdd, PageQuery, Reason, ServiceAccountCreate, SliceConsole, SlicePower, SliceRelease,
+    TaskLogsQuery, WebhookCreate,
 };
-use gpuaas_contract::access::{MemberRole, ProjectRole};
+use gpuaas_contract::access::{MemberRole, PlatformRole, ProjectRole};
 use gpuaas_contract::event::EventKind;
 use gpuaas_contract::task::slice_vm_power::PowerAction;
 use gpuaas_domain::caps;
@@ -89,6 +90,14 @@ common::on_both_stores! {
         let history = serde_json::to_string(&operator.allocation_events(&id, &PageQuery::default()).await.unwrap()).unwrap();
         assert!(history.contains(&node.node()), "operators see where it is");
         assert_eq!(operator.task(&console.id.to_string()).await.unwrap().node_name, "test-host");
+        // Whoever may not open a console does not read what was read from it either.
+        for (role, expected) in [(PlatformRole::Operator, true), (PlatformRole::Support, false), (PlatformRole::Auditor, false)] {
+            let wanted = ApiTokenCreate { name: role.to_string(), role, life_seconds: None };
+            let with_role = server.client_with(Some(&operator.api_token_create(&wanted).await.unwrap().token));
+            assert_eq!(with_role.task(&console.id.to_string()).await.unwrap().id, console.id, "{role}");
+            let read = with_role.task_logs(&console.id.to_string(), &TaskLogsQuery::default()).await;
+            assert_eq!(read.is_ok(), expected, "{role}: {read:?}");
+        }
         // The existence of another tenant's task is hidden too.
         let foreign = refused(tenant.task(&operator.allocation(&id).await.unwrap().task.unwrap().to_string()).await);
         let unknown = refused(tenant.task(&gpuaas_contract::id::TaskId::generate().to_string()).await);

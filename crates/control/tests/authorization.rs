@@ -104,7 +104,7 @@ struct Somebody {
 async fn platform(server: &TestServer, role: PlatformRole) -> Somebody {
     let wanted = ApiTokenCreate { name: "t".to_owned(), role, life_seconds: None };
     let made = server.client().api_token_create(&wanted, None).await.unwrap();
-    let principal = Principal { platform: Some(role), ..Principal::nobody(PrincipalId::Token(made.api_token.id)) };
+    let principal = Principal { platform: vec![role], ..Principal::nobody(PrincipalId::Token(made.api_token.id)) };
     Somebody { name: role.as_str().to_owned(), token: made.token, principal }
 }
 
@@ -112,7 +112,7 @@ async fn platform(server: &TestServer, role: PlatformRole) -> Somebody {
 async fn account(server: &TestServer, tenant: &Tenant, role: Option<ProjectRole>) -> Somebody {
     let (client, project) = (server.client(), tenant.project.to_string());
     let name = role.map_or("nobody", ProjectRole::as_str);
-    let wanted = ServiceAccountCreate { name: name.to_owned(), description: String::new(), role };
+    let wanted = ServiceAccountCreate { name: name.replace('_', "-"), description: String::new(), role };
     let id = client.service_account_create(&project, &wanted, None).await.unwrap().id;
     let wanted = ApiKeyCreate { name: "k".to_owned(), scopes: None, life_seconds: None };
     let secret = client.api_key_create(&project, &id.to_string(), &wanted, None).await.unwrap().secret;

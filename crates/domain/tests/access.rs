@@ -32,7 +32,7 @@ fn user() -> Principal {
 }
 
 fn on_platform(role: PlatformRole) -> Principal {
-    Principal { platform: Some(role), ..user() }
+    Principal { platform: vec![role], ..user() }
 }
 
 fn holds(at: Place, role: ProjectRole) -> Principal {
@@ -63,17 +63,22 @@ fn why(verdict: Verdict) -> String {
 }
 
 /// The callers of the table: roles of the platform, roles of ORGANIZATION, roles of PROJECT, and somebody without any.
-fn callers() -> [(&'static str, Principal); 10] {
+fn callers() -> [(&'static str, Principal); 15] {
     [
         ("admin", on_platform(PlatformRole::Admin)),
         ("operator", on_platform(PlatformRole::Operator)),
         ("support", on_platform(PlatformRole::Support)),
+        ("auditor", on_platform(PlatformRole::Auditor)),
         ("org owner", in_organization(ProjectRole::Owner)),
         ("org member", in_organization(ProjectRole::Member)),
         ("org viewer", in_organization(ProjectRole::Viewer)),
+        ("org billing_admin", in_organization(ProjectRole::BillingAdmin)),
+        ("org tenant_auditor", in_organization(ProjectRole::TenantAuditor)),
         ("owner", in_project(ProjectRole::Owner)),
         ("member", in_project(ProjectRole::Member)),
         ("viewer", in_project(ProjectRole::Viewer)),
+        ("billing_admin", in_project(ProjectRole::BillingAdmin)),
+        ("tenant_auditor", in_project(ProjectRole::TenantAuditor)),
         ("nobody", user()),
     ]
 }
@@ -81,48 +86,48 @@ fn callers() -> [(&'static str, Principal); 10] {
 /// Who may what. `yes`: it is about the platform. `all`: everywhere. `org`: in every project of the organization in which the role is held.
 /// `own`: in the organization or project in which the role is held, and in no other.
 const TABLE: &str = "\
-action               about         admin  operator  support  org owner  org member  org viewer  owner  member  viewer  nobody
-self.read            platform      yes    yes       yes      yes        yes         yes         yes    yes     yes     yes
-self.manage          platform      yes    yes       yes      yes        yes         yes         yes    yes     yes     yes
-catalog.read         platform      yes    yes       yes      yes        yes         yes         yes    yes     yes     -
-platform.read        platform      yes    yes       yes      -          -           -           -      -       -       -
-platform.operate     platform      yes    yes       -        -          -           -           -      -       -       -
-platform.admin       platform      yes    -         -        -          -           -           -      -       -       -
-audit.read           platform      yes    yes       yes      -          -           -           -      -       -       -
-catalog.manage       platform      yes    yes       -        -          -           -           -      -       -       -
-capacity.read        platform      yes    yes       yes      -          -           -           -      -       -       -
-maintenance.manage   platform      yes    yes       -        -          -           -           -      -       -       -
-organization.list    platform      yes    yes       yes      yes        yes         yes         yes    yes     yes     -
-organization.create  platform      yes    -         -        -          -           -           -      -       -       -
-organization.read    organization  all    all       all      own        own         own         -      -       -       -
-organization.manage  organization  all    -         -        own        -           -           -      -       -       -
-quota.read           organization  all    all       all      own        own         own         -      -       -       -
-quota.read           project       all    all       all      org        org         org         own    own     own     -
-quota.set            organization  all    all       -        -          -           -           -      -       -       -
-quota.set            project       all    all       -        -          -           -           -      -       -       -
-project.list         platform      yes    yes       yes      yes        yes         yes         yes    yes     yes     -
-project.create       organization  all    -         -        own        -           -           -      -       -       -
-project.read         project       all    all       all      org        org         org         own    own     own     -
-project.manage       project       all    -         -        org        -           -           own    -       -       -
-member.read          platform      yes    yes       yes      -          -           -           -      -       -       -
-member.read          organization  all    all       all      own        own         own         -      -       -       -
-member.read          project       all    all       all      org        org         org         own    own     own     -
-member.manage        platform      yes    -         -        -          -           -           -      -       -       -
-member.manage        organization  all    -         -        own        -           -           -      -       -       -
-member.manage        project       all    -         -        org        -           -           own    -       -       -
-key.read             project       all    all       all      org        org         -           own    own     -       -
-key.manage           project       all    -         -        org        -           -           own    -       -       -
-ssh_key.read         project       all    all       all      org        org         org         own    own     own     -
-ssh_key.manage       project       all    -         -        org        org         -           own    own     -       -
-image.read           project       all    all       all      org        org         org         own    own     own     -
-image.manage         project       all    -         -        org        org         -           own    own     -       -
-allocation.read      project       all    all       all      org        org         org         own    own     own     -
-allocation.create    project       all    -         -        org        org         -           own    own     -       -
-allocation.operate   project       all    all       -        org        org         -           own    own     -       -
-allocation.console   project       all    all       -        org        org         -           own    own     -       -
-event.read           project       all    all       all      org        org         org         own    own     own     -
-webhook.read         project       all    all       all      org        org         -           own    own     -       -
-webhook.manage       project       all    -         -        org        -           -           own    -       -       -
+action               about         admin  operator  support  auditor  org owner  org member  org viewer  org billing_admin  org tenant_auditor  owner  member  viewer  billing_admin  tenant_auditor  nobody
+self.read            platform      yes    yes       yes      yes      yes        yes         yes         yes                yes                 yes    yes     yes     yes            yes             yes
+self.manage          platform      yes    yes       yes      yes      yes        yes         yes         yes                yes                 yes    yes     yes     yes            yes             yes
+catalog.read         platform      yes    yes       yes      yes      yes        yes         yes         yes                yes                 yes    yes     yes     yes            yes             -
+platform.read        platform      yes    yes       yes      yes      -          -           -           -                  -                   -      -       -       -              -               -
+platform.operate     platform      yes    yes       -        -        -          -           -           -                  -                   -      -       -       -              -               -
+platform.admin       platform      yes    -         -        -        -          -           -           -                  -                   -      -       -       -              -               -
+audit.read           platform      yes    yes       yes      yes      -          -           -           -                  -                   -      -       -       -              -               -
+catalog.manage       platform      yes    yes       -        -        -          -           -           -                  -                   -      -       -       -              -               -
+capacity.read        platform      yes    yes       yes      yes      -          -           -           -                  -                   -      -       -       -              -               -
+maintenance.manage   platform      yes    yes       -        -        -          -           -           -                  -                   -      -       -       -              -               -
+organization.list    platform      yes    yes       yes      yes      yes        yes         yes         yes                yes                 yes    yes     yes     yes            yes             -
+organization.create  platform      yes    -         -        -        -          -           -           -                  -                   -      -       -       -              -               -
+organization.read    organization  all    all       all      all      own        own         own         own                own                 -      -       -       -              -               -
+organization.manage  organization  all    -         -        -        own        -           -           -                  -                   -      -       -       -              -               -
+quota.read           organization  all    all       all      all      own        own         own         own                -                   -      -       -       -              -               -
+quota.read           project       all    all       all      all      org        org         org         org                -                   own    own     own     own            -               -
+quota.set            organization  all    all       -        -        -          -           -           -                  -                   -      -       -       -              -               -
+quota.set            project       all    all       -        -        -          -           -           -                  -                   -      -       -       -              -               -
+project.list         platform      yes    yes       yes      yes      yes        yes         yes         yes                yes                 yes    yes     yes     yes            yes             -
+project.create       organization  all    -         -        -        own        -           -           -                  -                   -      -       -       -              -               -
+project.read         project       all    all       all      all      org        org         org         org                org                 own    own     own     own            own             -
+project.manage       project       all    -         -        -        org        -           -           -                  -                   own    -       -       -              -               -
+member.read          platform      yes    yes       yes      yes      -          -           -           -                  -                   -      -       -       -              -               -
+member.read          organization  all    all       all      all      own        own         own         -                  own                 -      -       -       -              -               -
+member.read          project       all    all       all      all      org        org         org         -                  org                 own    own     own     -              own             -
+member.manage        platform      yes    -         -        -        -          -           -           -                  -                   -      -       -       -              -               -
+member.manage        organization  all    -         -        -        own        -           -           -                  -                   -      -       -       -              -               -
+member.manage        project       all    -         -        -        org        -           -           -                  -                   own    -       -       -              -               -
+key.read             project       all    all       all      -        org        org         -           -                  org                 own    own     -       -              own             -
+key.manage           project       all    -         -        -        org        -           -           -                  -                   own    -       -       -              -               -
+ssh_key.read         project       all    all       all      -        org        org         org         -                  org                 own    own     own     -              own             -
+ssh_key.manage       project       all    -         -        -        org        org         -           -                  -                   own    own     -       -              -               -
+image.read           project       all    all       all      -        org        org         org         -                  -                   own    own     own     -              -               -
+image.manage         project       all    -         -        -        org        org         -           -                  -                   own    own     -       -              -               -
+allocation.read      project       all    all       all      all      org        org         org         org                -                   own    own     own     own            -               -
+allocation.create    project       all    -         -        -        org        org         -           -                  -                   own    own     -       -              -               -
+allocation.operate   project       all    all       -        -        org        org         -           -                  -                   own    own     -       -              -               -
+allocation.console   project       all    all       -        -        org        org         -           -                  -                   own    own     -       -              -               -
+event.read           project       all    all       all      all      org        org         org         -                  org                 own    own     own     -              own             -
+webhook.read         project       all    all       all      -        org        org         -           -                  org                 own    own     -       -              own             -
+webhook.manage       project       all    -         -        -        org        -           -           -                  -                   own    -       -       -              -               -
 ";
 
 fn cell(policies: &Policies, principal: &Principal, action: Action, kind: ScopeKind) -> &'static str {
@@ -203,7 +208,7 @@ fn whoever_sits_at_the_server_may_everything() {
 }
 
 #[test]
-fn the_best_of_several_roles_counts() {
+fn the_permissions_of_several_roles_add_up() {
     let policies = embedded();
     let memberships =
         vec![(Place::Project(PROJECT), ProjectRole::Owner), (Place::Organization(ORGANIZATION), ProjectRole::Viewer)];
@@ -211,6 +216,29 @@ fn the_best_of_several_roles_counts() {
     assert!(may(&policies, &principal, Action::KeyManage, &OWN));
     assert!(may(&policies, &principal, Action::AllocationRead, &BESIDE));
     assert!(!may(&policies, &principal, Action::AllocationCreate, &BESIDE));
+    // Neither of these is a part of the other.
+    let memberships = vec![
+        (Place::Project(PROJECT), ProjectRole::BillingAdmin),
+        (Place::Organization(ORGANIZATION), ProjectRole::TenantAuditor),
+    ];
+    let principal = Principal { memberships, ..user() };
+    assert!(may(&policies, &principal, Action::QuotaRead, &OWN) && may(&policies, &principal, Action::KeyRead, &OWN));
+    assert!(!may(&policies, &principal, Action::QuotaRead, &BESIDE) && may(&policies, &principal, Action::KeyRead, &BESIDE));
+}
+
+#[test]
+fn roles_that_only_read_change_nothing_but_their_own_password() {
+    let policies = embedded();
+    let callers = callers()
+        .into_iter()
+        .filter(|(name, _)| ["support", "viewer", "admin", "auditor"].iter().any(|role| name.ends_with(role)));
+    for (name, principal) in callers.filter(|(name, _)| *name != "admin") {
+        for action in Action::ALL.iter().copied().filter(|action| !action.reads() && *action != Action::SelfManage) {
+            for scope in EVERY_SCOPE {
+                assert!(!may(&policies, &principal, action, &scope), "{name} {action} {scope:?}");
+            }
+        }
+    }
 }
 
 #[test]
@@ -230,7 +258,7 @@ fn a_denial_names_the_role_that_is_missing() {
     for (denial, expected) in [
         (
             asked(in_project(ProjectRole::Viewer), Action::AllocationCreate, OWN),
-            "this needs the role member of the project; ask an owner",
+            "this needs the role owner or member of the project; ask an owner",
         ),
         (
             asked(in_organization(ProjectRole::Member), Action::ProjectCreate, Scope::Organization(ORGANIZATION)),
@@ -238,7 +266,7 @@ fn a_denial_names_the_role_that_is_missing() {
         ),
         (
             asked(in_project(ProjectRole::Owner), Action::QuotaSet, OWN),
-            "this needs the role operator of the platform; ask an administrator",
+            "this needs the role admin or operator of the platform; ask an administrator",
         ),
         (
             asked(on_platform(PlatformRole::Operator), Action::MemberManage, Scope::Platform),
@@ -330,6 +358,17 @@ fn operators_can_forbid_more() {
     let denial = why(after.may(&admin, Action::ProjectManage, &FOREIGN));
     assert_eq!(denial, "the rule house.cedar/policy1 forbids this; ask an administrator");
     assert!(may(&after, &Principal::local_admin(), Action::ProjectManage, &FOREIGN), "not a user");
+    // A rule that names a role means those too who may everything that it permits.
+    let rule = r#"forbid (principal, action == Action::"event.read", resource) unless { principal in Role::"tenant_auditor" };"#;
+    let policies = Policies::with_extra(&[("house.cedar", rule)]).expect("good rules");
+    for (role, expected) in [
+        (ProjectRole::Owner, true),
+        (ProjectRole::Member, true),
+        (ProjectRole::TenantAuditor, true),
+        (ProjectRole::Viewer, false),
+    ] {
+        assert_eq!(may(&policies, &in_project(role), Action::EventRead, &OWN), expected, "{role}");
+    }
     // Whatever else they do, they allow nothing.
     for (name, principal) in callers() {
         for action in Action::ALL.iter().copied() {

@@ -14,7 +14,8 @@ pub struct ApiToken {
     pub id: ApiTokenId,
     /// Display name.
     pub name: String,
-    /// Its own role on the platform: `admin` (everything), `operator` (runs the platform) or `support` (reads everything, changes nothing).
+    /// Its own role on the platform: `admin` (everything), `operator` (runs the platform), `support` (reads everything, changes nothing)
+    /// or `auditor` (reads the audit log and the state of the platform).
     /// Null for a key of a service account, which has the roles of the account.
     #[serde(default)]
     pub role: Option<Open<PlatformRole>>,

@@ -22,7 +22,8 @@ pub(crate) enum TokenCommand {
     Create {
         /// What to call it.
         name: String,
-        /// What it may do: admin (everything), operator (run the platform) or support (read everything, change nothing).
+        /// What it may do: admin (everything), operator (run the platform), support (read everything, change nothing) or auditor (read
+        /// the audit log and the state of the platform).
         #[arg(long, default_value_t = PlatformRole::Support)]
         role: PlatformRole,
         /// How long it counts, such as `90d`; until it is revoked unless given.

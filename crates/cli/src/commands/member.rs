@@ -23,7 +23,8 @@ pub(crate) enum MemberCommand {
     Add {
         /// A person's address, or with --service-account the name of one.
         who: String,
-        /// The role: `owner`, `member` or `viewer`; on the platform `admin`, `operator` or `support`.
+        /// The role: `owner`, `member`, `viewer`, `billing_admin` or `tenant_auditor`; on the platform `admin`, `operator`, `support` or
+        /// `auditor`.
         #[arg(long)]
         role: MemberRole,
         /// WHO is a service account of the project.
@@ -42,7 +43,8 @@ pub(crate) enum MemberCommand {
     Role {
         /// The member.
         member: String,
-        /// The role: `owner`, `member` or `viewer`; on the platform `admin`, `operator` or `support`.
+        /// The role: `owner`, `member`, `viewer`, `billing_admin` or `tenant_auditor`; on the platform `admin`, `operator`, `support` or
+        /// `auditor`.
         role: MemberRole,
         #[command(flatten)]
         place: PlaceArgs,

@@ -24,7 +24,8 @@ pub(crate) enum ServiceAccountCommand {
         /// In words.
         #[arg(long, default_value = "")]
         description: String,
-        /// Its role in the project: `owner`, `member` or `viewer`. Without it, it may do nothing until it is made a member.
+        /// Its role in the project: `owner`, `member`, `viewer`, `billing_admin` or `tenant_auditor`. Without it, it may do nothing until it
+        /// is made a member.
         #[arg(long)]
         role: Option<ProjectRole>,
     },

@@ -1,12 +1,13 @@
-//! What a caller may hand on with the API key it uses: the rules are in `gpuaas_domain::access`, here they meet the rows.
+//! What a caller may hand on: the rules are in `gpuaas_domain::access`, here they meet the rows.
 
 use gpuaas_contract::id::{ApiTokenId, OrgId};
 use gpuaas_domain::Refusal;
-use gpuaas_domain::access::{self, KeyLimits, MAX_KEY_CHAIN, MemberRole, Place};
+use gpuaas_domain::access::{self, KeyLimits, MAX_KEY_CHAIN, MemberRole, Place, Principal};
+use gpuaas_domain::tenancy::ServiceAccount;
 
 use super::Caller;
-use crate::Control;
 use crate::error::ControlError;
+use crate::{Control, authz_cache};
 
 /// The limits of a new key that the caller wants, and the key it is made with.
 pub(super) async fn key(
@@ -30,12 +31,26 @@ pub(super) async fn key(
     Ok((limits, parent))
 }
 
-/// Refuses to make a service account with a role that the caller's key may not give.
+/// The limits of a new key of this service account, and the key it is made with. It may nothing that the caller may not.
+pub(super) async fn key_of_account(
+    control: &Control,
+    caller: &Caller,
+    account: &ServiceAccount,
+    wanted: KeyLimits,
+) -> Result<(KeyLimits, Option<ApiTokenId>), ControlError> {
+    let (limits, parent) = key(control, caller, wanted).await?;
+    let roles = authz_cache::of_account(control, account.id).await?;
+    let holder = Principal { scopes: limits.scopes.clone(), ..roles };
+    access::check_key(&control.authz.policies, &caller.principal, &holder, caller.scope)?;
+    Ok((limits, parent))
+}
+
+/// Refuses to make a service account with a role that the caller may not give.
 pub(super) fn role_of_new_account(control: &Control, caller: &Caller, at: Place, role: MemberRole) -> Result<(), ControlError> {
     Ok(access::check_role(&control.authz.policies, &caller.principal, at, organization(caller), role)?)
 }
 
-/// Refuses to give somebody a role that the caller's key may not give.
+/// Refuses to give somebody a role that the caller may not give.
 pub(super) fn role(control: &Control, caller: &Caller, at: Place, role: MemberRole) -> Result<(), ControlError> {
     role_of_new_account(control, caller, at, role)?;
     Ok(access::check_role_life(&caller.principal)?)

@@ -112,7 +112,7 @@ pub(crate) async fn change(
     let attempt = || async {
         let member = get(control, at, id).await?;
         if_match.check(member.version)?;
-        if !member.role.includes(role) {
+        if !control.authz.policies.covers(member.role, role) {
             grants::role(control, caller, at, role)?;
         }
         let present: Vec<Membership> = resources::all(control, &members_of(at)).await?;

@@ -49,7 +49,7 @@ pub(crate) async fn list(
     name: Option<String>,
     page: &PageRequest<OrgId>,
 ) -> Result<Page<Organization>, ControlError> {
-    if caller.principal.platform.is_some() {
+    if caller.principal.is_of_platform() {
         let filter = ResourceFilter { name_contains: name, states: vec!["active"], ..ResourceFilter::default() };
         return list_resources(control, &filter, page, false).await;
     }

@@ -46,7 +46,7 @@ pub(crate) async fn list(
         Some(name) => Some(organizations::find(control, name).await?.id),
         None => None,
     };
-    if caller.principal.platform.is_some() {
+    if caller.principal.is_of_platform() {
         let filter = ResourceFilter {
             parent: organization.map(|id| id.to_string()),
             states: vec!["active"],

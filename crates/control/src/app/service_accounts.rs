@@ -109,7 +109,7 @@ pub(crate) async fn key_create(
         return Err(Refusal::invalid("name_invalid", "give the key a name").into());
     }
     let wanted = KeyLimits { scopes, expires_at: life.map(|life| context.now.plus(life)) };
-    let (KeyLimits { scopes, expires_at }, parent) = grants::key(control, caller, wanted).await?;
+    let (KeyLimits { scopes, expires_at }, parent) = grants::key_of_account(control, caller, account, wanted).await?;
     let secret = secret_text("gpk_");
     let key = ApiToken {
         id: ApiTokenId::generate(),

@@ -39,7 +39,10 @@ pub(super) async fn decide(
     let subject = subject.ok_or_else(|| unknown(endpoint.about, template, path))?;
     let scope = subject.scope();
     match control.authz.policies.may(principal, endpoint.action, &scope) {
-        Verdict::Allowed => Ok(subject),
+        Verdict::Allowed => {
+            check_console_log(control, principal, template, path).await?;
+            Ok(subject)
+        }
         Verdict::Denied { .. } if may_read_console(control, principal, template, path).await? => Ok(subject),
         Verdict::Denied { why } if principal.can_see(&scope) || scope == Scope::Platform => {
             Err(Refusal::forbidden("forbidden", why).into())
@@ -53,13 +56,49 @@ async fn may_read_console(control: &Control, principal: &Principal, template: &s
     if ![routes::TASK, routes::TASK_LOGS, routes::TASK_WATCH, routes::TASK_CANCEL].contains(&template) {
         return Ok(false);
     }
-    let Ok(id) = segment(template, path, "{task}").parse::<TaskId>() else { return Ok(false) };
+    match console_of(control, template, path).await? {
+        Some(Console::Tenant(scope)) => Ok(control.authz.policies.may(principal, Action::AllocationConsole, &scope).is_allowed()),
+        Some(Console::Platform) | None => Ok(false),
+    }
+}
+
+/// What a guest wrote to its console is in the log of the task that read it. Who reads the tasks of the platform reads that log only if they
+/// could have opened the console.
+async fn check_console_log(control: &Control, principal: &Principal, template: &str, path: &str) -> Result<(), ControlError> {
+    if template != routes::TASK_LOGS {
+        return Ok(());
+    }
+    let (action, scope) = match console_of(control, template, path).await? {
+        Some(Console::Tenant(scope)) => (Action::AllocationConsole, scope),
+        Some(Console::Platform) => (Action::PlatformOperate, Scope::Platform),
+        None => return Ok(()),
+    };
+    match control.authz.policies.may(principal, action, &scope) {
+        Verdict::Allowed => Ok(()),
+        Verdict::Denied { why } => Err(Refusal::forbidden("forbidden", why).into()),
+    }
+}
+
+/// Whose console a task reads.
+enum Console {
+    /// That of a guest of this project.
+    Tenant(Scope),
+    /// That of a slice which operators made.
+    Platform,
+}
+
+/// Whose console the task in the path reads, if that is what it does.
+async fn console_of(control: &Control, template: &str, path: &str) -> Result<Option<Console>, ControlError> {
+    let Ok(id) = segment(template, path, "{task}").parse::<TaskId>() else { return Ok(None) };
     let task = control.store.task_get(id).await?.filter(|task| task.task_type == TaskType::SliceConsoleRead);
-    let params = task.and_then(|task| Task::parse(task.task_type, &task.params).ok());
-    let Some(holder) = params.and_then(|task| task.holder()) else { return Ok(false) };
-    let Some(of) = resources::get::<Allocation>(control, holder.allocation_id).await? else { return Ok(false) };
-    let scope = Scope::Project { organization: of.organization_id, project: of.project_id };
-    Ok(control.authz.policies.may(principal, Action::AllocationConsole, &scope).is_allowed())
+    let Some(task) = task else { return Ok(None) };
+    let Some(holder) = Task::parse(task.task_type, &task.params).ok().and_then(|task| task.holder()) else {
+        return Ok(Some(Console::Platform));
+    };
+    Ok(Some(match resources::get::<Allocation>(control, holder.allocation_id).await? {
+        Some(of) => Console::Tenant(Scope::Project { organization: of.organization_id, project: of.project_id }),
+        None => Console::Platform,
+    }))
 }
 
 async fn subject_of(control: &Control, about: About, template: &str, path: &str) -> Result<Option<Subject>, ControlError> {

@@ -25,7 +25,7 @@ pub(super) async fn limit(State(control): State<Arc<Control>>, request: Request,
     let Some(caller) = request.extensions().get::<Caller>() else { return next.run(request).await };
     let reads = matches!(*request.method(), Method::GET | Method::HEAD);
     let (name, rule) = if reads { ("read", READS) } else { ("change", CHANGES) };
-    let rule = Rule { burst: rule.burst.saturating_mul(if caller.principal.platform.is_some() { 100 } else { 1 }), ..rule };
+    let rule = Rule { burst: rule.burst.saturating_mul(if caller.principal.is_of_platform() { 100 } else { 1 }), ..rule };
     let decision = control.backends.limits.check(&format!("api:{name}:{}", caller.actor), rule, 1).await;
     let mut response = if decision.allowed {
         next.run(request).await

@@ -21,8 +21,8 @@ pub(super) async fn show(
         id: caller.principal.who.to_string(),
         name: profile.name,
         email: profile.email,
-        platform_role: caller.principal.platform.map(Into::into),
-        invited: caller.principal.platform.is_some() || !caller.principal.memberships.is_empty(),
+        platform_role: caller.principal.platform.first().copied().map(Into::into),
+        invited: caller.principal.is_known(),
         memberships: profile.memberships.into_iter().map(to_dto).collect(),
     }))
 }

@@ -3,7 +3,7 @@
 use gpuaas_contract::id::{MembershipId, OrgId, ProjectId, ServiceAccountId, UserId};
 use gpuaas_contract::time::Timestamp;
 
-use super::MemberRole;
+use super::{MemberRole, PlatformRole, ProjectRole};
 use crate::names::checked_email;
 use crate::refusal::Refusal;
 
@@ -142,10 +142,12 @@ impl Membership {
         if !at.fits(role) {
             let message = match at {
                 Place::Platform => {
-                    format!("`{}` is a role in projects; on the platform choose admin, operator or support", role.as_str())
+                    let known = PlatformRole::ALL.map(PlatformRole::as_str).join(", ");
+                    format!("`{role}` is a role in projects; on the platform there are {known}")
                 }
                 Place::Organization(_) | Place::Project(_) => {
-                    format!("`{}` is a role on the platform; here choose owner, member or viewer", role.as_str())
+                    let known = ProjectRole::ALL.map(ProjectRole::as_str).join(", ");
+                    format!("`{role}` is a role on the platform; here there are {known}")
                 }
             };
             return Err(Refusal::invalid("role_misplaced", message));

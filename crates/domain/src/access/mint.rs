@@ -1,7 +1,7 @@
-//! What one credential may hand on: never more than it is itself.
+//! What a caller may hand on: never more than they have themselves.
 //!
-//! Whoever holds an API key can make others with it, create service accounts and give roles. None of that may do more, or last longer,
-//! than the key it was made with. People who signed in, and whoever sits at the server, are bounded by the policies alone.
+//! Whoever gives a role or makes a key needs every permission that it conveys, person or program. What is made with an API key may not last
+//! longer than the key either; a person's sign-in has no such limit.
 
 use gpuaas_contract::id::{OrgId, ProjectId, ServiceAccountId};
 use gpuaas_contract::time::Timestamp;
@@ -76,7 +76,7 @@ impl KeyLimits {
     }
 }
 
-/// Refuses to give a role with a key that may not itself do all that the role allows, in the place where it is given.
+/// Refuses to give a role to a caller who may not do everything that it permits, in the place where it is given.
 /// `organization` is that of the project, if it is given in one.
 pub fn check_role(
     policies: &Policies,
@@ -85,13 +85,9 @@ pub fn check_role(
     organization: Option<OrgId>,
     role: MemberRole,
 ) -> Result<(), Refusal> {
-    match caller.who {
-        PrincipalId::User(_) | PrincipalId::LocalAdmin => return Ok(()),
-        PrincipalId::ServiceAccount(_) | PrincipalId::Token(_) => {}
-    }
     let mut given = Principal::nobody(PrincipalId::ServiceAccount(ServiceAccountId::from_bytes([0; 16])));
     match role {
-        MemberRole::Platform(role) => given.platform = Some(role),
+        MemberRole::Platform(role) => given.platform.push(role),
         MemberRole::Project(role) => given.memberships.push((at, role)),
     }
     let any_project = ProjectId::from_bytes([0; 16]);
@@ -107,20 +103,49 @@ pub fn check_role(
         }
         Place::Project(project) => vec![Scope::Project { organization: any_organization, project }],
     };
-    for scope in &scopes {
+    match beyond(policies, caller, &given, &scopes) {
+        None => Ok(()),
+        Some(action) => {
+            let message = format!(
+                "the role {} allows {action}, which {} here; choose a role that allows less",
+                role.as_str(),
+                may_not(caller)
+            );
+            Err(Refusal::forbidden("role_exceeds_own", message))
+        }
+    }
+}
+
+/// Refuses to make a key that may do what its maker may not: `holder` is the service account with its roles, limited as the key will be.
+/// `scope` is the project of the account.
+pub fn check_key(policies: &Policies, caller: &Principal, holder: &Principal, scope: Scope) -> Result<(), Refusal> {
+    match beyond(policies, caller, holder, &[scope]) {
+        None => Ok(()),
+        Some(action) => {
+            let message = format!("the key would allow {action}, which {} here; name scopes that allow less", may_not(caller));
+            Err(Refusal::forbidden("key_exceeds_own", message))
+        }
+    }
+}
+
+/// The first action that `given` is allowed somewhere in `scopes` and the caller is not.
+fn beyond(policies: &Policies, caller: &Principal, given: &Principal, scopes: &[Scope]) -> Option<Action> {
+    for scope in scopes {
         let applicable = Action::ALL.iter().copied().filter(|action| action.applies_to(scope.kind()));
         for action in applicable {
-            if policies.roles_allow(&given, action, scope) && !policies.roles_allow(caller, action, scope) {
-                let message = format!(
-                    "the role {} allows {action}, which the key you use does not; give a lesser role, use a wider key, or sign in as a \
-                     person",
-                    role.as_str()
-                );
-                return Err(Refusal::forbidden("role_exceeds_own", message));
+            if policies.roles_allow(given, action, scope) && !policies.roles_allow(caller, action, scope) {
+                return Some(action);
             }
         }
     }
-    Ok(())
+    None
+}
+
+fn may_not(caller: &Principal) -> &'static str {
+    match caller.who {
+        PrincipalId::User(_) | PrincipalId::LocalAdmin => "you may not do",
+        PrincipalId::ServiceAccount(_) | PrincipalId::Token(_) => "the key you use does not allow",
+    }
 }
 
 /// Refuses to give a role to somebody who can use it without a key of the caller's making, if the key in use has an end: a role has none.
@@ -152,8 +177,12 @@ mod tests {
 
     use proptest::prelude::*;
 
+    use gpuaas_contract::id::UserId;
+
     use super::*;
     use crate::access::{PlatformRole, ProjectRole};
+
+    const ROLES: usize = ProjectRole::ALL.len();
 
     fn patterns() -> Vec<String> {
         let mut all: Vec<String> = vec!["*".to_owned(), "*.read".to_owned()];
@@ -211,13 +240,14 @@ mod tests {
         }
 
         #[test]
-        fn a_key_gives_no_role_that_allows_more_than_the_key(scopes in scopes(), held in 0_usize..3, given in 0_usize..3, in_organization: bool) {
+        fn nobody_gives_a_role_that_allows_more_than_they_may(scopes in scopes(), held in 0..ROLES, given in 0..ROLES, in_organization: bool, person: bool) {
             let policies = &*POLICIES;
             let (organization, project) = (OrgId::from_bytes([7; 16]), ProjectId::from_bytes([8; 16]));
             let place = if in_organization { Place::Organization(organization) } else { Place::Project(project) };
-            let mut caller = Principal::nobody(PrincipalId::ServiceAccount(ServiceAccountId::from_bytes([9; 16])));
+            let who = if person { PrincipalId::User(UserId::from_bytes([9; 16])) } else { PrincipalId::ServiceAccount(ServiceAccountId::from_bytes([9; 16])) };
+            let mut caller = Principal::nobody(who);
             caller.memberships.push((place, ProjectRole::ALL[held]));
-            caller.scopes = scopes;
+            caller.scopes = if person { None } else { scopes };
             let role = ProjectRole::ALL[given];
             let at = Place::Project(project);
             if check_role(policies, &caller, at, Some(organization), MemberRole::Project(role)).is_ok() {
@@ -228,26 +258,60 @@ mod tests {
                     let theirs = policies.may(&holder, action, &scope).is_allowed();
                     prop_assert!(!theirs || policies.may(&caller, action, &scope).is_allowed(), "{action}");
                 }
+            } else {
+                prop_assert!(caller.scopes.is_some() || !policies.covers(MemberRole::Project(ProjectRole::ALL[held]), MemberRole::Project(role)), "what they have was refused");
             }
         }
     }
 
     #[test]
-    fn people_are_bounded_by_the_policies_alone_and_a_platform_token_by_its_role() {
-        let policies = Policies::embedded().expect("our own rules");
-        let person = Principal::nobody(PrincipalId::User(gpuaas_contract::id::UserId::generate()));
-        let owner = MemberRole::Project(ProjectRole::Owner);
-        let at = Place::Project(ProjectId::generate());
-        assert_eq!(check_role(&policies, &person, at, Some(OrgId::generate()), owner), Ok(()));
-        assert_eq!(check_role_life(&Principal { expires_at: Some(Timestamp(1)), ..person }), Ok(()));
-        let mut token = Principal::nobody(PrincipalId::Token(gpuaas_contract::id::ApiTokenId::generate()));
-        token.platform = Some(PlatformRole::Operator);
-        let admin = MemberRole::Platform(PlatformRole::Admin);
+    fn whoever_gives_a_role_needs_all_that_it_permits() {
+        let policies = &*POLICIES;
         let code = |refused: Result<(), Refusal>| refused.expect_err("refused").code;
-        assert_eq!(code(check_role(&policies, &token, Place::Platform, None, admin)), "role_exceeds_own");
-        token.platform = Some(PlatformRole::Admin);
-        assert_eq!(check_role(&policies, &token, Place::Platform, None, admin), Ok(()));
+        let (organization, project) = (OrgId::generate(), ProjectId::generate());
+        let at = Place::Project(project);
+        let with = |role| Principal { memberships: vec![(at, role)], ..Principal::nobody(PrincipalId::User(UserId::generate())) };
+        let give = |role: ProjectRole, to: ProjectRole| {
+            check_role(policies, &with(role), at, Some(organization), MemberRole::Project(to))
+        };
+        for role in ProjectRole::ALL {
+            assert_eq!(give(ProjectRole::Owner, role), Ok(()), "{role}");
+        }
+        // Neither role is a part of the other.
+        assert_eq!(code(give(ProjectRole::Viewer, ProjectRole::TenantAuditor)), "role_exceeds_own");
+        assert_eq!(code(give(ProjectRole::TenantAuditor, ProjectRole::Viewer)), "role_exceeds_own");
+        assert_eq!(code(give(ProjectRole::Viewer, ProjectRole::Owner)), "role_exceeds_own");
+        // A role in a project gives nothing in its organization.
+        let owner = with(ProjectRole::Owner);
+        let viewer = MemberRole::Project(ProjectRole::Viewer);
+        assert_eq!(code(check_role(policies, &owner, Place::Organization(organization), None, viewer)), "role_exceeds_own");
+        assert_eq!(check_role_life(&Principal { expires_at: Some(Timestamp(1)), ..owner }), Ok(()), "people sign in again");
+
+        let mut token = Principal::nobody(PrincipalId::Token(gpuaas_contract::id::ApiTokenId::generate()));
+        token.platform = vec![PlatformRole::Operator];
+        let admin = MemberRole::Platform(PlatformRole::Admin);
+        assert_eq!(code(check_role(policies, &token, Place::Platform, None, admin)), "role_exceeds_own");
+        token.platform = vec![PlatformRole::Admin];
+        assert_eq!(check_role(policies, &token, Place::Platform, None, admin), Ok(()));
         token.expires_at = Some(Timestamp(1));
         assert_eq!(code(check_role_life(&token)), "role_outlives_key");
+    }
+
+    #[test]
+    fn whoever_makes_a_key_needs_all_that_it_permits() {
+        let (organization, project) = (OrgId::generate(), ProjectId::generate());
+        let with = |role, scopes: Option<&str>| Principal {
+            memberships: vec![(Place::Project(project), role)],
+            scopes: scopes.map(|scopes| scopes.parse().expect("scopes")),
+            ..Principal::nobody(PrincipalId::ServiceAccount(ServiceAccountId::generate()))
+        };
+        let make = |caller: &Principal, holder: &Principal| {
+            check_key(&POLICIES, caller, holder, Scope::Project { organization, project }).map_err(|refusal| refusal.code)
+        };
+        let (owner, viewer) = (with(ProjectRole::Owner, None), with(ProjectRole::Viewer, None));
+        assert_eq!(make(&owner, &viewer), Ok(()));
+        assert_eq!(make(&viewer, &owner), Err("key_exceeds_own"));
+        assert_eq!(make(&viewer, &with(ProjectRole::Owner, Some("allocation.read"))), Ok(()), "the scopes leave what they may");
+        assert_eq!(make(&with(ProjectRole::Owner, Some("key.*")), &viewer), Err("key_exceeds_own"));
     }
 }

@@ -19,7 +19,7 @@ use gpuaas_contract::time::Timestamp;
 pub use gpuaas_contract::access::{Action, MemberRole, PlatformRole, ProjectRole, ScopeKind};
 pub use key_scopes::{BadKeyScopes, KeyScopes, MAX_PATTERNS};
 pub use membership::{BadName, Membership, Place, Who};
-pub use mint::{KeyLimits, MAX_KEY_CHAIN, check_password_life, check_role, check_role_life};
+pub use mint::{KeyLimits, MAX_KEY_CHAIN, check_key, check_password_life, check_role, check_role_life};
 pub use policies::{Policies, Verdict};
 pub use principal::{Principal, PrincipalId};
 pub use rules::{BadPolicies, MAX_FILE_BYTES, MAX_FILES, MAX_RULES};

@@ -8,10 +8,11 @@ use cedar_policy::{
     Authorizer, Context, Decision, Entities, Entity, EntityId, EntityTypeName, EntityUid, PolicySet, Request, Response,
     RestrictedExpression, Schema,
 };
+use gpuaas_contract::names::Named as _;
 
-use super::principal::{HeldRole, Principal, PrincipalId};
+use super::principal::{Principal, PrincipalId};
 use super::rules::{BadPolicies, Rules};
-use super::{Action, PlatformRole, ProjectRole, Scope, ScopeKind};
+use super::{Action, MemberRole, Scope, ScopeKind};
 
 /// The answer to a question.
 #[must_use]
@@ -36,15 +37,15 @@ impl Verdict {
     }
 }
 
-/// The least that a question needs, for the message to those who do not have it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Needs {
-    /// A role anywhere.
-    Known,
-    Project(ProjectRole),
-    Platform(PlatformRole),
-    /// No role is enough.
-    Impossible,
+/// What somebody may do: which actions, about which kinds of things.
+type Permissions = HashSet<(Action, ScopeKind)>;
+
+/// A role, as the rules of the program declare it.
+struct Role {
+    /// Everything it permits where it counts.
+    permissions: Permissions,
+    /// Every role that permits nothing beyond that, itself included.
+    covers: Vec<MemberRole>,
 }
 
 /// All rules, read and checked. Made once; asking takes microseconds and changes nothing.
@@ -55,8 +56,10 @@ pub struct Policies {
     embedded: PolicySet,
     authorizer: Authorizer,
     words: Words,
-    /// For each action and kind of scope the least that the rules of the program ask for.
-    needs: HashMap<(Action, ScopeKind), Needs>,
+    /// What each role is. Asked of the rules, so that it is true whatever they say.
+    roles: HashMap<MemberRole, Role>,
+    /// What a role anywhere permits.
+    known: Permissions,
 }
 
 impl fmt::Debug for Policies {
@@ -75,10 +78,10 @@ impl Policies {
     pub fn with_extra<N: AsRef<str>, T: AsRef<str>>(extra: &[(N, T)]) -> Result<Self, BadPolicies> {
         let Rules { schema, embedded, all } = Rules::load(extra)?;
         let words = Words::new(&schema)?;
-        let mut policies =
-            Self { schema, rules: embedded.clone(), embedded, authorizer: Authorizer::new(), words, needs: HashMap::new() };
-        policies.needs = policies.least_roles();
-        policies.rules = all;
+        let (roles, known) = (HashMap::new(), Permissions::new());
+        let mut policies = Self { schema, rules: all, embedded, authorizer: Authorizer::new(), words, roles, known };
+        policies.known = policies.permissions(None);
+        policies.roles = policies.roles_by_permissions();
         Ok(policies)
     }
 
@@ -93,7 +96,7 @@ impl Policies {
         }
         let key_allows = principal.scopes.as_ref().is_none_or(|scopes| scopes.allow(action));
         let broken = |what: &dyn fmt::Display| denied(format!("the rules could not be applied ({what}); ask an administrator"));
-        let response = match self.ask(&self.rules, principal.who, &principal.roles_at(scope), action, scope, key_allows) {
+        let response = match self.ask(&self.rules, principal.who, &self.held(principal, scope), action, scope, key_allows) {
             Ok(response) => response,
             Err(error) => return broken(&error),
         };
@@ -118,53 +121,91 @@ impl Policies {
     /// whom it means, and is asked when they act.
     pub(super) fn roles_allow(&self, principal: &Principal, action: Action, scope: &Scope) -> bool {
         let key_allows = principal.scopes.as_ref().is_none_or(|scopes| scopes.allow(action));
-        let response = self.ask(&self.embedded, principal.who, &principal.roles_at(scope), action, scope, key_allows);
+        let response = self.ask(&self.embedded, principal.who, &self.held(principal, scope), action, scope, key_allows);
         response.is_ok_and(|response| response.decision() == Decision::Allow && response.diagnostics().errors().next().is_none())
+    }
+
+    /// Whether `role` permits everything that `other` permits. Roles of the platform and roles of tenants never cover each other.
+    pub fn covers(&self, role: MemberRole, other: MemberRole) -> bool {
+        self.roles.get(&role).is_some_and(|role| role.covers.contains(&other))
+    }
+
+    /// The roles in which the caller is where `scope` says, as the rules name them.
+    fn held(&self, principal: &Principal, scope: &Scope) -> Vec<&'static str> {
+        let mut names: Vec<&'static str> = principal.is_known().then_some(KNOWN).into_iter().collect();
+        for role in principal.roles_at(scope) {
+            // A role that nothing is known about stands for itself alone.
+            let covered = self.roles.get(&role).map_or(std::slice::from_ref(&role), |role| role.covers.as_slice());
+            names.extend(covered.iter().map(|role| role.as_str()));
+        }
+        names
     }
 
     /// What somebody lacks whom no rule permits it.
     fn missing(&self, action: Action, kind: ScopeKind) -> String {
-        let place = kind.as_str();
-        match self.needs.get(&(action, kind)) {
-            Some(Needs::Known) => "this needs a role in any project; ask an owner to invite you".to_owned(),
-            Some(Needs::Project(role)) => format!("this needs the role {} of the {place}; ask an owner", role.as_str()),
-            Some(Needs::Platform(role)) => format!("this needs the role {} of the platform; ask an administrator", role.as_str()),
-            Some(Needs::Impossible) | None => format!("no role may do {action}"),
+        if self.known.contains(&(action, kind)) {
+            return "this needs a role in any project; ask an owner to invite you".to_owned();
         }
-    }
-
-    /// Asks the rules what each action needs, so that the messages are true whatever the rules say.
-    fn least_roles(&self) -> HashMap<(Action, ScopeKind), Needs> {
-        let mut needs = HashMap::new();
-        for action in Action::ALL.iter().copied() {
-            for kind in action.scopes().iter().copied() {
-                needs.insert((action, kind), self.least_role(action, kind));
+        let permits = |role: &MemberRole| self.roles.get(role).is_some_and(|role| role.permissions.contains(&(action, kind)));
+        let mut platform = Vec::new();
+        let mut tenants = Vec::new();
+        for role in MemberRole::VALUES.iter().copied().filter(permits) {
+            match role {
+                MemberRole::Platform(role) => platform.push(role.as_str()),
+                MemberRole::Project(role) => tenants.push(role.as_str()),
             }
         }
-        needs
+        if !tenants.is_empty() {
+            format!("this needs the role {} of the {}; ask an owner", either(&tenants), kind.as_str())
+        } else if !platform.is_empty() {
+            format!("this needs the role {} of the platform; ask an administrator", either(&platform))
+        } else {
+            format!("no role may do {action}")
+        }
     }
 
-    fn least_role(&self, action: Action, kind: ScopeKind) -> Needs {
-        let scope = match kind {
-            ScopeKind::Platform => Scope::Platform,
-            ScopeKind::Organization => Scope::Organization(NO_ORGANIZATION),
-            ScopeKind::Project => Scope::Project { organization: NO_ORGANIZATION, project: NO_PROJECT },
+    /// Asks the rules of the program what each role permits, and so which roles it covers.
+    fn roles_by_permissions(&self) -> HashMap<MemberRole, Role> {
+        let permissions: Vec<(MemberRole, Permissions)> =
+            MemberRole::VALUES.iter().map(|role| (*role, self.permissions(Some(*role)))).collect();
+        let same_kind = |one: MemberRole, other: MemberRole| {
+            matches!(
+                (one, other),
+                (MemberRole::Platform(_), MemberRole::Platform(_)) | (MemberRole::Project(_), MemberRole::Project(_))
+            )
         };
-        let project = ProjectRole::ALL.into_iter().rev().filter(|_| kind != ScopeKind::Platform);
-        let project = project.map(|role| {
-            let roles = ProjectRole::ALL.into_iter().filter(move |other| role.includes(*other)).map(HeldRole::Project);
-            (Needs::Project(role), roles.collect::<Vec<_>>())
-        });
-        let platform = PlatformRole::ALL.into_iter().rev().map(|role| {
-            let roles = PlatformRole::ALL.into_iter().filter(move |other| role.includes(*other)).map(HeldRole::Platform);
-            (Needs::Platform(role), roles.collect::<Vec<_>>())
-        });
-        let enough = |(_, roles): &(Needs, Vec<HeldRole>)| {
-            let response = self.ask(&self.rules, PrincipalId::LocalAdmin, roles, action, &scope, true);
-            response.is_ok_and(|response| response.decision() == Decision::Allow)
+        let covers = |role: MemberRole, own: &Permissions| {
+            let covered = permissions.iter().filter(|(other, theirs)| same_kind(role, *other) && theirs.is_subset(own));
+            covered.map(|(other, _)| *other).collect()
         };
-        let known = std::iter::once((Needs::Known, vec![HeldRole::Known]));
-        known.chain(project).chain(platform).find(enough).map_or(Needs::Impossible, |(needs, _)| needs)
+        let roles = permissions.iter().map(|(role, own)| {
+            let declared = Role { permissions: own.clone(), covers: covers(*role, own) };
+            (*role, declared)
+        });
+        roles.collect()
+    }
+
+    /// Everything that the rules of the program permit to whoever holds this role where it counts, or any role elsewhere.
+    fn permissions(&self, role: Option<MemberRole>) -> Permissions {
+        let held: Vec<&str> = role.map(MemberRole::as_str).into_iter().chain([KNOWN]).collect();
+        let mut permissions = Permissions::new();
+        for action in Action::ALL.iter().copied() {
+            for kind in action.scopes().iter().copied() {
+                let scope = match kind {
+                    ScopeKind::Platform => Scope::Platform,
+                    ScopeKind::Organization => Scope::Organization(NO_ORGANIZATION),
+                    ScopeKind::Project => Scope::Project { organization: NO_ORGANIZATION, project: NO_PROJECT },
+                };
+                // A role of a tenant does not count on the platform, whatever it permits.
+                let counts = kind != ScopeKind::Platform || !matches!(role, Some(MemberRole::Project(_)));
+                let held = if counts { held.as_slice() } else { &[KNOWN] };
+                let response = self.ask(&self.embedded, PrincipalId::LocalAdmin, held, action, &scope, true);
+                if response.is_ok_and(|response| response.decision() == Decision::Allow) {
+                    permissions.insert((action, kind));
+                }
+            }
+        }
+        permissions
     }
 
     /// One question to Cedar.
@@ -172,14 +213,14 @@ impl Policies {
         &self,
         rules: &PolicySet,
         who: PrincipalId,
-        roles: &[HeldRole],
+        roles: &[&str],
         action: Action,
         scope: &Scope,
         key_allows: bool,
     ) -> Result<Response, Box<dyn std::error::Error>> {
         let words = &self.words;
         let caller = words.uid(&words.caller, who);
-        let mut parents: HashSet<EntityUid> = roles.iter().map(|held| words.role(*held)).collect();
+        let mut parents: HashSet<EntityUid> = roles.iter().map(|role| words.uid(&words.role, role)).collect();
         parents.insert(words.kind(who));
         let action = words.actions.get(&action).ok_or("an action that the schema does not have")?;
         let (resource, about) = words.about(scope);
@@ -189,6 +230,18 @@ impl Policies {
         let context = if key_allows { &words.key_allows } else { &words.key_forbids };
         let request = Request::new(caller, action.uid(), resource, context.clone(), Some(&self.schema))?;
         Ok(self.authorizer.is_authorized(&request, rules, &entities))
+    }
+}
+
+/// The role of whoever holds one anywhere.
+const KNOWN: &str = "known";
+
+/// Names as somebody would say them: `admin`, `admin or operator`, `owner, member or viewer`.
+fn either(names: &[&str]) -> String {
+    match names {
+        [] => String::new(),
+        [name] => (*name).to_owned(),
+        [first @ .., last] => format!("{} or {last}", first.join(", ")),
     }
 }
 
@@ -240,15 +293,6 @@ impl Words {
 
     fn uid(&self, kind: &EntityTypeName, id: impl fmt::Display) -> EntityUid {
         EntityUid::from_type_name_and_id(kind.clone(), EntityId::new(id.to_string()))
-    }
-
-    fn role(&self, held: HeldRole) -> EntityUid {
-        let name = match held {
-            HeldRole::Platform(role) => role.as_str(),
-            HeldRole::Project(role) => role.as_str(),
-            HeldRole::Known => "known",
-        };
-        self.uid(&self.role, name)
     }
 
     fn kind(&self, who: PrincipalId) -> EntityUid {
@@ -315,8 +359,30 @@ mod tests {
     #[test]
     fn every_action_has_a_role_that_may_do_it() {
         let policies = Policies::embedded().expect("our own rules");
-        for ((action, kind), needs) in &policies.needs {
-            assert_ne!(*needs, Needs::Impossible, "{action} about the {}", kind.as_str());
+        for action in Action::ALL.iter().copied() {
+            for kind in action.scopes().iter().copied() {
+                let permitted = policies.roles.values().any(|role| role.permissions.contains(&(action, kind)));
+                assert!(permitted, "{action} about the {}", kind.as_str());
+            }
         }
+    }
+
+    #[test]
+    fn a_role_covers_those_that_permit_nothing_beyond_it_and_not_every_two_compare() {
+        let policies = Policies::embedded().expect("our own rules");
+        let covered = |role: &str| {
+            let role = MemberRole::parse(role).expect("a role");
+            let all = MemberRole::VALUES.iter().copied().filter(|other| policies.covers(role, *other));
+            all.map(MemberRole::as_str).collect::<Vec<_>>()
+        };
+        assert_eq!(covered("admin"), ["admin", "operator", "support", "auditor"]);
+        assert_eq!(covered("operator"), ["operator", "support", "auditor"]);
+        assert_eq!(covered("support"), ["support", "auditor"]);
+        assert_eq!(covered("auditor"), ["auditor"]);
+        assert_eq!(covered("owner"), ["owner", "member", "viewer", "billing_admin", "tenant_auditor"]);
+        assert_eq!(covered("member"), ["member", "viewer", "billing_admin", "tenant_auditor"]);
+        assert_eq!(covered("viewer"), ["viewer", "billing_admin"]);
+        assert_eq!(covered("billing_admin"), ["billing_admin"]);
+        assert_eq!(covered("tenant_auditor"), ["tenant_auditor"]);
     }
 }

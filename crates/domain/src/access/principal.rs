@@ -51,8 +51,8 @@ impl std::str::FromStr for PrincipalId {
 pub struct Principal {
     /// Who.
     pub who: PrincipalId,
-    /// Their role on the platform.
-    pub platform: Option<PlatformRole>,
+    /// Their roles on the platform.
+    pub platform: Vec<PlatformRole>,
     /// Their roles in organizations and projects. One on the platform counts for nothing here.
     pub memberships: Vec<(Place, ProjectRole)>,
     /// What the API key they use is limited to; `None` for no such limit.
@@ -61,24 +61,15 @@ pub struct Principal {
     pub expires_at: Option<Timestamp>,
 }
 
-/// A role as the policies name it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum HeldRole {
-    Platform(PlatformRole),
-    Project(ProjectRole),
-    /// There is a role somewhere, here or elsewhere.
-    Known,
-}
-
 impl Principal {
     /// Somebody without any role.
     pub fn nobody(who: PrincipalId) -> Self {
-        Self { who, platform: None, memberships: Vec::new(), scopes: None, expires_at: None }
+        Self { who, platform: Vec::new(), memberships: Vec::new(), scopes: None, expires_at: None }
     }
 
     /// Whoever sits at the server itself: may everything.
     pub fn local_admin() -> Self {
-        Self { platform: Some(PlatformRole::Admin), ..Self::nobody(PrincipalId::LocalAdmin) }
+        Self { platform: vec![PlatformRole::Admin], ..Self::nobody(PrincipalId::LocalAdmin) }
     }
 
     /// Somebody with the roles among `rows` that are theirs. Rows of others, invitations, roles that were taken away and roles in the wrong
@@ -93,10 +84,7 @@ impl Principal {
         let theirs = |row: &&Membership| Some(&row.who) == holder.as_ref();
         for row in rows.iter().filter(theirs).filter(|row| row.removed_at.is_none() && row.at.fits(row.role)) {
             match row.role {
-                MemberRole::Platform(role) if principal.platform.is_none_or(|held| role.includes(held)) => {
-                    principal.platform = Some(role);
-                }
-                MemberRole::Platform(_) => {}
+                MemberRole::Platform(role) => principal.platform.push(role),
                 MemberRole::Project(role) => principal.memberships.push((row.at, role)),
             }
         }
@@ -105,7 +93,17 @@ impl Principal {
 
     /// Whether they hold any role there. Who does not is told that there is no such thing, so that nobody learns what others have.
     pub fn can_see(&self, scope: &Scope) -> bool {
-        self.platform.is_some() || self.project_roles(scope).next().is_some()
+        self.is_of_platform() || self.project_roles(scope).next().is_some()
+    }
+
+    /// Whether they hold any role on the platform: they are of those who run it.
+    pub fn is_of_platform(&self) -> bool {
+        !self.platform.is_empty()
+    }
+
+    /// Whether they hold a role anywhere.
+    pub fn is_known(&self) -> bool {
+        self.is_of_platform() || self.memberships.iter().any(|(place, _)| *place != Place::Platform)
     }
 
     /// The roles in organizations and projects that count for `scope`.
@@ -123,19 +121,10 @@ impl Principal {
         self.memberships.iter().filter(move |(place, _)| counts(*place)).map(|(_, role)| *role)
     }
 
-    /// Every role that counts for `scope`, with those it includes.
-    pub(super) fn roles_at(&self, scope: &Scope) -> Vec<HeldRole> {
-        let mut roles = Vec::with_capacity(7);
-        if self.platform.is_some() || self.memberships.iter().any(|(place, _)| *place != Place::Platform) {
-            roles.push(HeldRole::Known);
-        }
-        if let Some(held) = self.platform {
-            roles.extend(PlatformRole::ALL.into_iter().filter(|role| held.includes(*role)).map(HeldRole::Platform));
-        }
-        let held: Vec<ProjectRole> = self.project_roles(scope).collect();
-        let counts = |role: &ProjectRole| held.iter().any(|held| held.includes(*role));
-        roles.extend(ProjectRole::ALL.into_iter().filter(counts).map(HeldRole::Project));
-        roles
+    /// Every role they hold that counts for `scope`.
+    pub(super) fn roles_at(&self, scope: &Scope) -> Vec<MemberRole> {
+        let platform = self.platform.iter().copied().map(MemberRole::Platform);
+        platform.chain(self.project_roles(scope).map(MemberRole::Project)).collect()
     }
 }
 
@@ -189,7 +178,7 @@ mod tests {
             row(Who::User(ann), Place::Platform, MemberRole::Platform(PlatformRole::Support)),
         ];
         let principal = Principal::with_memberships(PrincipalId::User(ann), &rows);
-        assert_eq!(principal.platform, Some(PlatformRole::Operator));
+        assert_eq!(principal.platform, [PlatformRole::Operator, PlatformRole::Support]);
         assert_eq!(principal.memberships, [(at, ProjectRole::Member)]);
         assert_eq!(Principal::with_memberships(PrincipalId::LocalAdmin, &rows), Principal::nobody(PrincipalId::LocalAdmin));
     }
