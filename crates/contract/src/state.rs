@@ -342,6 +342,8 @@ named! {
         Active = "active",
         /// They cannot.
         Deactivated = "deactivated",
+        /// They are gone, with their roles and keys.
+        Deleted = "deleted",
     }
 }
 

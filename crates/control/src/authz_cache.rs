@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use gpuaas_contract::id::{ApiTokenId, CorrelationId, GrantId, ServiceAccountId, UserId};
+use gpuaas_contract::state::UserState;
 use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::access::{ApiToken, MAX_KEY_CHAIN, Membership, Place, Policies, Principal, PrincipalId, Who};
 use gpuaas_domain::decision::Context;
@@ -143,10 +144,10 @@ fn limited(holder: Principal, token: &ApiToken) -> Principal {
     Principal { scopes: token.scopes.clone(), expires_at: token.expires_at, ..holder }
 }
 
-/// Returns whether the account of this key exists, and every key that it was created with is valid. Cached for a moment, because
-/// otherwise every request would read all of them.
+/// Returns whether the account of this key and the person who created it exist, and every key that it was created with is valid. Cached for
+/// a moment, because otherwise every request would read all of them.
 async fn origin_counts(control: &Control, token: &ApiToken) -> Result<bool, ControlError> {
-    if token.parent.is_none() && token.service_account.is_none() {
+    if token.parent.is_none() && token.service_account.is_none() && !matches!(token.created_by, Some(PrincipalId::User(_))) {
         return Ok(true);
     }
     let now = Timestamp::now();
@@ -156,12 +157,19 @@ async fn origin_counts(control: &Control, token: &ApiToken) -> Result<bool, Cont
         return Ok(*counts);
     }
     let since = control.authz.changes();
-    let counts = is_account_there(control, token).await? && ancestors_count(control, token, now).await?;
+    let counts = is_holder_there(control, token).await? && ancestors_count(control, token, now).await?;
     remember(&control.authz.keys, &since, token.id, (now, counts));
     Ok(counts)
 }
 
-async fn is_account_there(control: &Control, token: &ApiToken) -> Result<bool, ControlError> {
+/// Whether the account of a key and the person who made it are there.
+async fn is_holder_there(control: &Control, token: &ApiToken) -> Result<bool, ControlError> {
+    if let Some(PrincipalId::User(maker)) = token.created_by {
+        let maker = resources::get::<User>(control, maker).await?;
+        if maker.is_none_or(|maker| maker.deleted_at.is_some()) {
+            return Ok(false);
+        }
+    }
     let Some(account) = token.service_account else { return Ok(true) };
     let account = resources::get::<ServiceAccount>(control, account).await?;
     Ok(account.is_some_and(|account| account.deleted_at.is_none()))
@@ -173,7 +181,7 @@ async fn ancestors_count(control: &Control, token: &ApiToken, now: Timestamp) ->
     for _ in 0..MAX_KEY_CHAIN {
         let Some(id) = above else { return Ok(true) };
         let Some(key) = control.store.api_token_get(id).await?.filter(|key| key.counts(now)) else { return Ok(false) };
-        if !is_account_there(control, &key).await? {
+        if !is_holder_there(control, &key).await? {
             return Ok(false);
         }
         above = key.parent;
@@ -215,7 +223,7 @@ async fn known_person(control: &Control, claims: &Claims) -> Result<UserId, Cont
     let user = transact(control, || async {
         let known = resources::by_lookup::<User>(control, &lookup).await?;
         if known.is_none() {
-            let present = control.store.resource_count(ResourceKind::User, &ResourceFilter::default()).await?;
+            let present = control.store.resource_count(ResourceKind::User, &users_there()).await?;
             caps::USERS.check(present).inspect_err(|refusal| control.metrics.refused(refusal.code))?;
         }
         let id = known.as_ref().map_or_else(UserId::generate, |user| user.id);
@@ -226,6 +234,12 @@ async fn known_person(control: &Control, claims: &Claims) -> Result<UserId, Cont
     accept_invitations(control, &user).await?;
     remember(&control.authz.people, &since, lookup, (now, claims.clone(), user.id));
     Ok(user.id)
+}
+
+/// Returns the filter for users who were not deleted.
+pub(crate) fn users_there() -> ResourceFilter {
+    let states = vec![UserState::Active.as_str(), UserState::Deactivated.as_str()];
+    ResourceFilter { states, ..ResourceFilter::default() }
 }
 
 /// Converts invitations to the user's address into roles.
@@ -249,7 +263,8 @@ pub(crate) async fn of_account(control: &Control, id: ServiceAccountId) -> Resul
     Ok(Principal::with_memberships(PrincipalId::ServiceAccount(id), &rows))
 }
 
-async fn of_owner(control: &Control, owner: &str) -> Result<Vec<Membership>, ControlError> {
+/// The roles and invitations of this holder.
+pub(crate) async fn of_owner(control: &Control, owner: &str) -> Result<Vec<Membership>, ControlError> {
     let filter = ResourceFilter { owner: Some(owner.to_owned()), ..ResourceFilter::default() };
     resources::all(control, &filter).await
 }

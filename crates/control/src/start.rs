@@ -346,6 +346,7 @@ async fn ensure_admin_token(store: &Store, file: &Path) -> Result<(), StartError
         service_account: None,
         project: None,
         parent: None,
+        created_by: None,
         scopes: None,
         secret_digest: Digest::of(secret.as_bytes()),
         created_at: context.now,

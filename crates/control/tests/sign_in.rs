@@ -9,11 +9,11 @@ use browser::*;
 use common::TestServer;
 use common::looking::refused;
 use gpuaas_api::dto::{
-    AuditQuery, MemberAdd, OrganizationCreate, OrganizationListQuery, OwnPassword, Reason, UserCreate, UserListQuery,
-    UserPassword,
+    ApiKeyCreate, AuditQuery, ImageCreate, MemberAdd, OrganizationCreate, OrganizationListQuery, OwnPassword, ProjectCreate,
+    Reason, ServiceAccountCreate, UserCreate, UserListQuery, UserPassword,
 };
 use gpuaas_api::{Client, ClientOptions};
-use gpuaas_contract::access::{MemberRole, ProjectRole};
+use gpuaas_contract::access::{MemberRole, PlatformRole, ProjectRole};
 use gpuaas_identity::pkce::CodeVerifier;
 use gpuaas_testkit::eventually_async;
 use reqwest::StatusCode;
@@ -245,6 +245,112 @@ common::on_both_stores! {
         let sent = browser.types(&page, "/oauth/authorize", EMAIL, &made_up).await;
         let tokens = redeem(&server, &sent.sent("code").unwrap(), &verifier).await.unwrap();
         assert!(as_bearer(&server, &tokens).whoami().await.is_ok());
+    }
+
+    async fn who_is_deleted_leaves_no_role_no_sign_in_and_no_key_behind(server: TestServer) {
+        let admin = server.client();
+        let user = ada(&server).await;
+        let (id, tokens) = (user.id.to_string(), tokens(&server).await);
+        let client = as_bearer(&server, &tokens);
+        let organization = admin.organization_create(&OrganizationCreate { name: "lab".to_owned(), ..Default::default() }, None).await.unwrap();
+        let organization = organization.id.to_string();
+        let owner = |email: &str| MemberAdd { email: Some(email.to_owned()), service_account_id: None, role: MemberRole::Project(ProjectRole::Owner) };
+        admin.organization_member_add(&organization, &owner(EMAIL), None).await.unwrap();
+        let project = ProjectCreate { name: "vision".to_owned(), ..Default::default() };
+        let project = client.project_create(&organization, &project, None).await.unwrap().id.to_string();
+        let account = ServiceAccountCreate { name: "ci".to_owned(), role: Some(ProjectRole::Owner), ..Default::default() };
+        let account = client.service_account_create(&project, &account, None).await.unwrap().id.to_string();
+        let key = ApiKeyCreate { name: "k".to_owned(), scopes: None, life_seconds: None };
+        let made = client.api_key_create(&project, &account, &key, None).await.unwrap();
+        assert_eq!(made.key.created_by, Some(format!("user:{id}")));
+        let with_key = server.client_with(Some(&made.secret));
+        let child = with_key.api_key_create(&project, &account, &key, None).await.unwrap();
+        let kept = admin.api_key_create(&project, &account, &key, None).await.unwrap();
+
+        // Somebody else must take over first.
+        assert_eq!(refused(admin.user_delete(&id).await), "last_owner");
+        let bob = UserCreate { email: "bob@example.org".to_owned(), ..UserCreate::default() };
+        let bob = admin.user_create(&bob, None).await.unwrap().user;
+        admin.organization_member_add(&organization, &owner("bob@example.org"), None).await.unwrap();
+        let gone = admin.user_delete(&id).await.unwrap();
+        assert!(gone.state.as_str() == "deleted" && gone.deleted_at.is_some());
+        assert_eq!(refused(admin.user_delete(&id).await), "user_unknown");
+        assert_eq!(refused(admin.user_reactivate(&id, &Reason::default()).await), "user_unknown");
+
+        assert_eq!(refused(client.whoami().await), "sign_in_ended");
+        assert_eq!(refresh(&server, &text(&tokens, "refresh_token")).await.unwrap_err(), "invalid_grant");
+        for secret in [&made.secret, &child.secret] {
+            assert_eq!(refused(server.client_with(Some(secret)).whoami().await), "token_invalid");
+        }
+        server.client_with(Some(&kept.secret)).whoami().await.expect("somebody else made it");
+        let members = admin.organization_members(&organization, &Default::default()).await.unwrap().items;
+        assert_eq!(members.iter().map(|member| member.user_id).collect::<Vec<_>>(), [Some(bob.id)]);
+        let users = admin.users(&UserListQuery::default()).await.unwrap().items;
+        assert_eq!(users.iter().map(|user| user.id).collect::<Vec<_>>(), [bob.id]);
+        assert_eq!(admin.user(&id).await.unwrap().state.as_str(), "deleted", "the audit log names the id");
+        let audit = admin.audit(&AuditQuery::default()).await.unwrap().items;
+        assert!(audit.iter().any(|row| row.action == "user.delete") && audit.iter().any(|row| row.action == "user.create"));
+
+        // The address is free. Whoever has it now is somebody else.
+        let other = ada(&server).await;
+        assert_ne!(other.id, user.id);
+        let tokens = browser::tokens(&server).await;
+        let who = as_bearer(&server, &tokens).whoami().await.unwrap();
+        assert!(!who.invited && who.memberships.is_empty(), "{who:?}");
+    }
+
+    async fn the_last_administrator_stays(server: TestServer) {
+        let admin = server.client();
+        let user = ada(&server).await.id.to_string();
+        let role = |email: &str| MemberAdd { email: Some(email.to_owned()), service_account_id: None, role: MemberRole::Platform(PlatformRole::Admin) };
+        let member = admin.platform_member_add(&role(EMAIL), None).await.unwrap().id.to_string();
+        assert_eq!(refused(admin.user_delete(&user).await), "last_admin");
+        assert_eq!(refused(admin.platform_member_remove(&member, None).await), "last_admin");
+        // One who cannot sign in does not count.
+        let bob = UserCreate { email: "bob@example.org".to_owned(), ..UserCreate::default() };
+        let bob = admin.user_create(&bob, None).await.unwrap().user.id.to_string();
+        admin.platform_member_add(&role("bob@example.org"), None).await.unwrap();
+        admin.user_deactivate(&bob, &Reason::default()).await.unwrap();
+        assert_eq!(refused(admin.user_delete(&user).await), "last_admin");
+        admin.user_reactivate(&bob, &Reason::default()).await.unwrap();
+        admin.user_delete(&user).await.unwrap();
+        assert_eq!(refused(admin.user_delete(&bob).await), "last_admin");
+    }
+
+    async fn nothing_of_a_deleted_organization_is_left(server: TestServer) {
+        let admin = server.client();
+        let user = ada(&server).await;
+        let client = as_bearer(&server, &tokens(&server).await);
+        let organization = admin.organization_create(&OrganizationCreate { name: "lab".to_owned(), ..Default::default() }, None).await.unwrap();
+        let organization = organization.id.to_string();
+        let project = ProjectCreate { name: "vision".to_owned(), ..Default::default() };
+        let project = admin.project_create(&organization, &project, None).await.unwrap().id.to_string();
+        let invite = MemberAdd { email: Some(EMAIL.to_owned()), service_account_id: None, role: MemberRole::Project(ProjectRole::Owner) };
+        admin.organization_member_add(&organization, &invite, None).await.unwrap();
+        admin.project_member_add(&project, &invite, None).await.unwrap();
+        let image = ImageCreate {
+            name: "own".to_owned(),
+            description: String::new(),
+            url: Some("https://images.example.com/own.img".to_owned()),
+            path: None,
+            sha256: gpuaas_contract::Digest::of(b"image"),
+            format: Default::default(),
+            driver_strategy: Default::default(),
+            default_username: None,
+        };
+        client.project_image_create(&project, &image, None).await.unwrap();
+        assert_eq!(client.whoami().await.unwrap().memberships.len(), 2);
+
+        admin.project_delete(&project, None).await.unwrap();
+        assert_eq!(client.whoami().await.unwrap().memberships.len(), 1);
+        client.organization_delete(&organization, None).await.unwrap();
+        let who = client.whoami().await.unwrap();
+        assert!(who.memberships.is_empty() && !who.invited, "{who:?}");
+        let audit = admin.audit(&AuditQuery::default()).await.unwrap().items;
+        let count = |action: &str| audit.iter().filter(|row| row.action == action).count();
+        assert_eq!((count("member.remove"), count("image.delete")), (2, 1));
+        // Nothing of it is in the way of the user's end.
+        admin.user_delete(&user.id.to_string()).await.unwrap();
     }
 
     async fn everybody_changes_their_own_password_if_they_know_it(server: TestServer) {

@@ -525,6 +525,7 @@ fn a_token_counts_until_it_expires_or_is_taken_back() {
         service_account: Some(ServiceAccountId::from_bytes([6; 16])),
         project: Some(PROJECT),
         parent: None,
+        created_by: None,
         scopes: None,
         secret_digest: Digest::of(b"secret"),
         created_at: Timestamp(1),

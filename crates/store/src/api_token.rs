@@ -4,14 +4,14 @@ use constcat::concat;
 use gpuaas_contract::Digest;
 use gpuaas_contract::id::{ApiTokenId, ProjectId, ServiceAccountId};
 use gpuaas_contract::time::Timestamp;
-use gpuaas_domain::access::{ApiToken, PlatformRole};
+use gpuaas_domain::access::{ApiToken, PlatformRole, PrincipalId};
 
 use crate::db::{Arg, Columns, Reader, Select};
 use crate::table::{Row, table};
 use crate::{Result, Store};
 
 table! {
-    "api_tokens" as "api_tokens_row" {
+    "api_tokens" as "api_tokens_row_2" {
         "id": Text,
         "version": Int,
         "name": Text,
@@ -24,6 +24,7 @@ table! {
         "scopes": Text,
         "expires_at": Int,
         "parent": Text,
+        "created_by": Text,
     }
 }
 
@@ -39,11 +40,13 @@ pub struct ApiTokenFilter {
     pub service_account: Option<ServiceAccountId>,
     /// Only keys of service accounts of this project.
     pub project: Option<ProjectId>,
+    /// Only those that this caller made.
+    pub created_by: Option<PrincipalId>,
 }
 
 pub(crate) fn to_row(token: &ApiToken) -> Result<Row> {
     let ApiToken { id, version, name, role, service_account, project, scopes, secret_digest, .. } = token;
-    let ApiToken { created_at, expires_at, revoked_at, parent, .. } = token;
+    let ApiToken { created_at, expires_at, revoked_at, parent, created_by, .. } = token;
     Ok(vec![
         Arg::id(id),
         Arg::Int(Some(*version)),
@@ -57,6 +60,7 @@ pub(crate) fn to_row(token: &ApiToken) -> Result<Row> {
         scopes.as_ref().map_or(Ok(Arg::Text(None)), Arg::json)?,
         Arg::opt_time(*expires_at),
         Arg::opt_id(*parent),
+        Arg::opt_id(*created_by),
     ])
 }
 
@@ -70,6 +74,7 @@ fn from_row(row: &dyn Columns) -> Result<ApiToken> {
         service_account: row.opt_parsed("service_account")?,
         project: row.opt_parsed("project")?,
         parent: row.opt_parsed("parent")?,
+        created_by: row.opt_parsed("created_by")?,
         scopes: row.opt_json("scopes")?,
         secret_digest: row.digest("secret_digest")?,
         created_at: row.time("created_at")?,
@@ -113,7 +118,7 @@ impl Store {
 }
 
 pub(crate) fn api_token_list_query(filter: &ApiTokenFilter, after: Option<ApiTokenId>, limit: u32) -> Select {
-    let ApiTokenFilter { service_account, project } = filter;
+    let ApiTokenFilter { service_account, project, created_by } = filter;
     let mut select = Select::new(concat!("SELECT ", COLUMNS, " FROM api_tokens WHERE TRUE"));
     // Redundant, but the planners use the partial indexes only if their condition is spelled out.
     if service_account.is_some() {
@@ -122,9 +127,13 @@ pub(crate) fn api_token_list_query(filter: &ApiTokenFilter, after: Option<ApiTok
     if project.is_some() {
         select = select.push(" AND project IS NOT NULL");
     }
+    if created_by.is_some() {
+        select = select.push(" AND created_by IS NOT NULL");
+    }
     select
         .and_if("service_account =", service_account.map(Arg::id))
         .and_if("project =", project.map(Arg::id))
+        .and_if("created_by =", created_by.map(Arg::id))
         .and_if("id >", after.map(Arg::id))
         .page("id", limit)
 }

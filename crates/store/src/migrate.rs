@@ -66,6 +66,12 @@ const MIGRATIONS: &[Migration] = &[
         sqlite: include_str!("../migrations/sqlite/0008_row_types.sql"),
         postgres: include_str!("../migrations/postgres/0008_row_types.sql"),
     },
+    Migration {
+        version: 9,
+        runs_with: 8,
+        sqlite: include_str!("../migrations/sqlite/0009_key_makers.sql"),
+        postgres: include_str!("../migrations/postgres/0009_key_makers.sql"),
+    },
 ];
 
 /// An arbitrary number that nothing else locks in our database.

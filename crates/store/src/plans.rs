@@ -1,7 +1,8 @@
 //! Queries for pending work use their indexes, on both engines, beside many rows that do not match.
 
-use gpuaas_contract::id::{NodeId, ProjectId, ServiceAccountId};
+use gpuaas_contract::id::{NodeId, ProjectId, ServiceAccountId, UserId};
 use gpuaas_contract::time::Timestamp;
+use gpuaas_domain::access::PrincipalId;
 use gpuaas_domain::resource::ResourceKind;
 use gpuaas_domain::task::TaskState;
 use sqlx::{AssertSqlSafe, Row as _};
@@ -163,8 +164,8 @@ async fn fill_others(store: &Store) {
     let waiting = |_: &str| "INSERT INTO outbox_waiting (lane, position) SELECT n % 16, n".to_owned();
     let tokens = |n: &str| {
         format!(
-            "INSERT INTO api_tokens (id, version, name, secret_digest, created_at, service_account, project) \
-             SELECT 'apitok_' || {n}, 0, 'x', {n}, 1, 'sa_' || (n % 500), 'proj_' || (n % 300)"
+            "INSERT INTO api_tokens (id, version, name, secret_digest, created_at, service_account, project, created_by) \
+             SELECT 'apitok_' || {n}, 0, 'x', {n}, 1, 'sa_' || (n % 500), 'proj_' || (n % 300), 'user:user_' || (n % 400)"
         )
     };
     match store.db() {
@@ -241,10 +242,14 @@ fn other_queries(engine: Engine) -> Vec<(String, Vec<Arg>, &'static [&'static st
     list(ResourceFilter { parent: Some(text("a")), tags: vec![(text("a"), text("b"))], ..none() }, little);
     let tokens = [
         (
-            ApiTokenFilter { service_account: Some(ServiceAccountId::generate()), project: None },
+            ApiTokenFilter { service_account: Some(ServiceAccountId::generate()), ..ApiTokenFilter::default() },
             &["api_tokens_of_service_account"],
         ),
-        (ApiTokenFilter { service_account: None, project: Some(ProjectId::generate()) }, &["api_tokens_of_project"]),
+        (ApiTokenFilter { project: Some(ProjectId::generate()), ..ApiTokenFilter::default() }, &["api_tokens_of_project"]),
+        (
+            ApiTokenFilter { created_by: Some(PrincipalId::User(UserId::generate())), ..ApiTokenFilter::default() },
+            &["api_tokens_of_maker"],
+        ),
     ];
     let of_subject = outbox::of_subject_query("x", 5, 10).into_parts();
     queries.push((of_subject.0, of_subject.1, &["outbox_of_subject"]));

@@ -28,6 +28,9 @@ pub struct ApiToken {
     /// The token or key that created it, if no person did. It is valid only as long as its parent.
     #[serde(default)]
     pub parent_id: Option<ApiTokenId>,
+    /// Who created it, as the audit log names them. A key ends with the person who created it.
+    #[serde(default)]
+    pub created_by: Option<String>,
     /// Scopes that limit it, such as `allocation.*` or `*.read`; null if it is not limited.
     #[serde(default)]
     pub scopes: Option<Vec<String>>,

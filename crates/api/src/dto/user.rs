@@ -28,6 +28,9 @@ pub struct User {
     /// When the user was deactivated.
     #[serde(default, with = "OptionalRfc3339")]
     pub deactivated_at: Option<Timestamp>,
+    /// When they were deleted.
+    #[serde(default, with = "OptionalRfc3339")]
+    pub deleted_at: Option<Timestamp>,
 }
 
 /// Filter of a list of users.
@@ -37,7 +40,7 @@ pub struct UserListQuery {
     /// Only the user with this email address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub email: Option<String>,
-    /// Only items in this state.
+    /// Only users in this state; without it, all but those who were deleted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<UserState>,
     /// Returns the items after this one: [`super::Page::next`] of the previous page.

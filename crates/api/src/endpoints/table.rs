@@ -342,6 +342,9 @@ macro_rules! for_each_endpoint {
             USER = "/api/v1/users/{user}" (user) {
                 user: Get => users::show, PlatformRead of Platform, "Shows a user.",
                     (answer<User>);
+                user_delete: Delete => users::delete, PlatformAdmin of Platform,
+                    "Deletes a user, with their roles, their sign-ins and the keys they created.",
+                    (answer<User>);
             }
             USER_REACTIVATE = "/api/v1/users/{user}/reactivate" (user) {
                 user_reactivate: Post => users::reactivate, PlatformAdmin of Platform,

@@ -52,6 +52,14 @@ pub(crate) enum UserCommand {
         #[command(flatten)]
         confirm: ConfirmArgs,
     },
+    /// Delete a user with their roles, their sign-ins and every key they created. To keep the keys, deactivate the user.
+    #[command(alias = "rm")]
+    Delete {
+        /// The user.
+        user: String,
+        #[command(flatten)]
+        confirm: ConfirmArgs,
+    },
     /// Let a deactivated user sign in again. Nothing that they had open before comes back.
     Reactivate {
         /// The user.
@@ -99,6 +107,13 @@ pub(super) async fn run(session: &CommandContext, command: UserCommand) -> Resul
             let question = format!("Deactivate {}? They are signed out everywhere and cannot sign in.", found.email);
             confirm.ask_for_name(&question, &found.email)?;
             let gone = client.user_deactivate(&found.id.to_string(), &Reason::default()).await?;
+            session.output.print(&gone, |gone| View::Details(details(gone)))?;
+        }
+        UserCommand::Delete { user, confirm } => {
+            let found = find(client, &user).await?;
+            let question = format!("Delete {}? Their roles, their sign-ins and the keys they created end.", found.email);
+            confirm.ask_for_name(&question, &found.email)?;
+            let gone = client.user_delete(&found.id.to_string()).await?;
             session.output.print(&gone, |gone| View::Details(details(gone)))?;
         }
         UserCommand::Reactivate { user } => {
@@ -150,4 +165,5 @@ fn details(user: &User) -> Details {
         .field("state", &user.state)
         .field("created", moment(user.created_at))
         .maybe("deactivated", user.deactivated_at.map(moment))
+        .maybe("deleted", user.deleted_at.map(moment))
 }

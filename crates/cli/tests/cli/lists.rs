@@ -87,6 +87,7 @@ async fn revoking_a_token_signs_in_with_ones_own() {
         project: None,
         service_account: None,
         parent_id: None,
+        created_by: None,
         scopes: None,
         created_at: gpuaas_contract::time::Timestamp(1),
         expires_at: None,

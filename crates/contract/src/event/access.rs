@@ -141,6 +141,18 @@ payloads! {
         operator user_id: UserId,
     }
 
+    /// A deleted user.
+    pub struct UserDeleted {
+        /// The user.
+        operator user_id: UserId,
+        /// The email address they had.
+        operator email: String,
+        /// How many roles and invitations ended.
+        operator memberships: u32,
+        /// How many keys and tokens that they created were revoked.
+        operator keys: u32,
+    }
+
     /// A wrong password.
     pub struct UserSignInFailed {
         /// The user.

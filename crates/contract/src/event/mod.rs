@@ -347,6 +347,8 @@ events! {
     UserCreated(UserCreated) = "gpuaas.user.created.v1", "user.create";
     /// A user was deactivated and can no longer sign in.
     UserDeactivated(UserEvent) = "gpuaas.user.deactivated.v1", "user.deactivate";
+    /// A user was deleted, with their roles and the keys they created.
+    UserDeleted(UserDeleted) = "gpuaas.user.deleted.v1", "user.delete";
     /// A user has a new password.
     UserPasswordSet(UserEvent) = "gpuaas.user.password_set.v1", "user.set_password";
     /// A user was reactivated and can sign in again.

@@ -2,11 +2,11 @@
 
 use gpuaas_api::dto::{ApiTokenCreate, Page};
 use gpuaas_contract::Digest;
-use gpuaas_contract::event::{self, ApiTokenRevoked, Event};
+use gpuaas_contract::event::{self, Event};
 use gpuaas_contract::id::ApiTokenId;
 use gpuaas_domain::access::{ApiToken, KeyLimits, MemberRole, Place};
 use gpuaas_domain::decision::Change;
-use gpuaas_domain::{Decision, Refusal, Wakeup, caps};
+use gpuaas_domain::{Decision, Refusal, caps, tenancy};
 use gpuaas_store::ApiTokenFilter;
 
 use super::{Caller, PageRequest, check_cap, grants};
@@ -55,6 +55,7 @@ pub(crate) async fn create(control: &Control, caller: &Caller, wanted: ApiTokenC
         service_account: None,
         project: None,
         parent,
+        created_by: Some(caller.principal.who),
         scopes,
         secret_digest: Digest::of(secret.as_bytes()),
         created_at: context.now,
@@ -83,13 +84,7 @@ pub(crate) async fn revoke(control: &Control, caller: &Caller, id: ApiTokenId) -
     let unknown = || Refusal::not_found("api_token_unknown", format!("there is no API token {id}"));
     let attempt = || async {
         let token = control.store.api_token_get(id).await?.ok_or_else(unknown)?;
-        if token.revoked_at.is_some() {
-            return Ok((token, Decision::default()));
-        }
-        let revoked = ApiToken { revoked_at: Some(context.now), ..token };
-        let decision = Decision::default().change(Change::ApiTokenUpdate(revoked.clone())).wakeup(Wakeup::Rights);
-        let decision = decision.record(&context, id, Event::ApiTokenRevoked(ApiTokenRevoked { api_token_id: id }));
-        Ok((revoked, decision))
+        Ok(tenancy::revoke_key(&token, &context))
     };
     caller.transact(control, attempt).await
 }

@@ -29,6 +29,11 @@ fn members_of(at: Place) -> ResourceFilter {
     ResourceFilter { parent: Some(at.to_string()), states: vec!["active", "invited"], ..ResourceFilter::default() }
 }
 
+/// Everybody who has a role in a place or is invited.
+pub(super) async fn of_place(control: &Control, at: Place) -> Result<Vec<Membership>, ControlError> {
+    resources::all(control, &members_of(at)).await
+}
+
 /// The membership with this id, if it is in that place.
 async fn get(control: &Control, at: Place, id: MembershipId) -> Result<Membership, ControlError> {
     let unknown = || Refusal::not_found("member_unknown", format!("there is no member {id} here"));

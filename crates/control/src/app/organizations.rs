@@ -6,6 +6,7 @@ use gpuaas_api::dto::{OrganizationChange, OrganizationCreate, Page};
 use gpuaas_contract::id::{MembershipId, OrgId};
 use gpuaas_domain::Refusal;
 use gpuaas_domain::access::{MemberRole, Place, ProjectRole};
+use gpuaas_domain::catalog::Image;
 use gpuaas_domain::resource::ResourceKind;
 use gpuaas_domain::tenancy::{self, Organization, Project};
 use gpuaas_store::ResourceFilter;
@@ -124,7 +125,11 @@ pub(crate) async fn delete(
         let organization = get(control, id).await?;
         if_match.check(organization.version)?;
         let projects = live_count(control, ResourceKind::Project, organization.id).await?;
-        Ok(tenancy::delete_organization(&organization, projects, &context)?)
+        let members = members::of_place(control, Place::Organization(organization.id)).await?;
+        let parent = Some(organization.id.to_string());
+        let images = ResourceFilter { parent, states: vec!["active"], ..ResourceFilter::default() };
+        let images: Vec<Image> = resources::all(control, &images).await?;
+        Ok(tenancy::delete_organization(&organization, projects, &members, &images, &context)?)
     };
     caller.transact(control, attempt).await
 }

@@ -148,7 +148,8 @@ pub(crate) async fn delete(
         if_match.check(project.version)?;
         let missing = || ControlError::Internal(format!("project {} has no quota in the resources", project.id));
         let quota = resources::get::<Quota>(control, quota_id(&project.id)).await?.ok_or_else(missing)?;
-        Ok(tenancy::delete_project(&project, &quota, &context)?)
+        let members = members::of_place(control, Place::Project(project.id)).await?;
+        Ok(tenancy::delete_project(&project, &quota, &members, &context)?)
     };
     caller.transact(control, attempt).await
 }

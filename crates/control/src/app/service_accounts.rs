@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use gpuaas_api::dto::{ApiKeyCreate, Page, ServiceAccountCreate};
 use gpuaas_contract::Digest;
-use gpuaas_contract::event::{self, ApiKeyRevoked, Event};
+use gpuaas_contract::event::{self, Event};
 use gpuaas_contract::id::{ApiTokenId, MembershipId, ProjectId, ServiceAccountId};
 use gpuaas_domain::access::{ApiToken, KeyLimits, KeyScopes, MemberRole, Place, Who};
 use gpuaas_domain::decision::Change;
 use gpuaas_domain::names::checked_text;
 use gpuaas_domain::resource::ResourceKind;
 use gpuaas_domain::tenancy::{self, Project, ServiceAccount};
-use gpuaas_domain::{Decision, Refusal, Wakeup, caps};
+use gpuaas_domain::{Decision, Refusal, caps};
 use gpuaas_store::ApiTokenFilter;
 
 use super::api_tokens::{self, TokenWithSecret};
@@ -119,6 +119,7 @@ pub(crate) async fn key_create(
         service_account: Some(account.id),
         project: Some(account.project_id),
         parent,
+        created_by: Some(caller.principal.who),
         scopes,
         secret_digest: Digest::of(secret.as_bytes()),
         created_at: context.now,
@@ -155,19 +156,7 @@ pub(crate) async fn key_revoke(
     let unknown = || Refusal::not_found("key_unknown", format!("the service account has no key {id}"));
     let attempt = || async {
         let key = control.store.api_token_get(id).await?.filter(|key| key.service_account == Some(account.id));
-        let key = key.ok_or_else(unknown)?;
-        if key.revoked_at.is_some() {
-            return Ok((key, Decision::default()));
-        }
-        let revoked = ApiToken { revoked_at: Some(context.now), ..key };
-        let event = Event::ApiKeyRevoked(ApiKeyRevoked {
-            api_token_id: id,
-            service_account_id: account.id,
-            project_id: account.project_id,
-        });
-        let decision = Decision::default().change(Change::ApiTokenUpdate(revoked.clone())).wakeup(Wakeup::Rights);
-        let decision = decision.record(&context, id, event);
-        Ok((revoked, decision))
+        Ok(tenancy::revoke_key(&key.ok_or_else(unknown)?, &context))
     };
     caller.transact(control, attempt).await
 }

@@ -60,22 +60,24 @@ pub(crate) async fn profile(control: &Control, caller: &Caller) -> Result<Profil
     };
     let mut memberships = Vec::with_capacity(rows.len());
     for row in rows.into_iter().filter(|row| row.removed_at.is_none()) {
-        memberships.push(named(control, row).await?);
+        memberships.extend(named(control, row).await?);
     }
     Ok(Profile { kind, name, email, memberships })
 }
 
-async fn named(control: &Control, membership: Membership) -> Result<NamedMembership, ControlError> {
-    let (place_name, organization) = match membership.at {
-        Place::Platform => ("platform".to_owned(), None),
+/// A membership with its place, unless that was deleted: there it counts for nothing.
+async fn named(control: &Control, membership: Membership) -> Result<Option<NamedMembership>, ControlError> {
+    let place = match membership.at {
+        Place::Platform => Some(("platform".to_owned(), None)),
         Place::Organization(id) => {
             let organization = resources::get::<Organization>(control, id).await?;
-            (organization.map(|organization| organization.name).unwrap_or_default(), Some(id))
+            let organization = organization.filter(|organization| organization.deleted_at.is_none());
+            organization.map(|organization| (organization.name, Some(id)))
         }
-        Place::Project(id) => match resources::get::<Project>(control, id).await? {
-            Some(project) => (project.name, Some(project.organization_id)),
-            None => (String::new(), None),
-        },
+        Place::Project(id) => {
+            let project = resources::get::<Project>(control, id).await?.filter(|project| project.deleted_at.is_none());
+            project.map(|project| (project.name, Some(project.organization_id)))
+        }
     };
-    Ok(NamedMembership { membership, place_name, organization })
+    Ok(place.map(|(place_name, organization)| NamedMembership { membership, place_name, organization }))
 }

@@ -82,6 +82,7 @@ fn to_dto(token: ApiToken) -> dto::ApiToken {
         project: token.project,
         service_account: token.service_account,
         parent_id: token.parent,
+        created_by: token.created_by.map(|maker| maker.to_string()),
         scopes: token.scopes.map(Into::into),
         created_at: token.created_at,
         expires_at: token.expires_at,

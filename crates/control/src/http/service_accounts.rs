@@ -121,6 +121,7 @@ fn key_to_dto(key: ApiToken, account: &ServiceAccount) -> dto::ApiKey {
         project_id: account.project_id,
         name: key.name,
         parent_id: key.parent,
+        created_by: key.created_by.map(|maker| maker.to_string()),
         scopes: key.scopes.as_ref().map(KeyScopes::patterns),
         state: state.into(),
         created_at: key.created_at,

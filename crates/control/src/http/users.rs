@@ -54,6 +54,15 @@ pub(super) async fn deactivate(
     Ok(Json(to_dto(&control, user)))
 }
 
+pub(super) async fn delete(
+    State(control): Shared,
+    Extension(caller): Extension<Caller>,
+    Segments(id): Segments<UserId>,
+) -> Result<Json<dto::User>, Rejected> {
+    let user = users::delete(&control, &caller, id).await?;
+    Ok(Json(to_dto(&control, user)))
+}
+
 pub(super) async fn reactivate(
     State(control): Shared,
     Extension(caller): Extension<Caller>,
@@ -97,5 +106,6 @@ fn to_dto(control: &Control, user: User) -> dto::User {
         issuer: user.issuer,
         created_at: user.created_at,
         deactivated_at: user.deactivated_at,
+        deleted_at: user.deleted_at,
     }
 }

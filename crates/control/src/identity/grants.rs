@@ -164,9 +164,12 @@ async fn live(control: &Control, id: GrantId) -> Result<Option<(Grant, i64)>, Co
     Ok(whole.revoked_at.is_none().then_some((whole, row.version)))
 }
 
-/// Returns whether a sign-in was created here and has not ended.
+/// Returns whether a sign-in was created here and has not ended. A sign-in of a deleted user has ended, even if it began at that moment: its
+/// tokens name an address, which another user may have by now.
 pub(crate) async fn is_live(control: &Control, id: GrantId) -> Result<bool, ControlError> {
-    Ok(live(control, id).await?.is_some())
+    let Some((whole, _)) = live(control, id).await? else { return Ok(false) };
+    let user = resources::get::<User>(control, whole.user).await?;
+    Ok(user.is_some_and(|user| user.deleted_at.is_none()))
 }
 
 /// Ends a sign-in with all its tokens. There is nothing to write if it already ended.

@@ -96,6 +96,8 @@ pub struct ApiToken {
     pub project: Option<ProjectId>,
     /// The key it was made with; it counts only as long as that one does. `None` if a person made it.
     pub parent: Option<ApiTokenId>,
+    /// Who made it. It counts only as long as that person is there; `None` for the first one, and for those of before this was written down.
+    pub created_by: Option<PrincipalId>,
     /// What it is limited to, of all that its role allows; `None` for no such limit.
     pub scopes: Option<KeyScopes>,
     /// SHA-256 of the secret.

@@ -46,6 +46,14 @@ impl std::str::FromStr for PrincipalId {
     }
 }
 
+impl TryFrom<String> for PrincipalId {
+    type Error = BadName;
+
+    fn try_from(text: String) -> Result<Self, BadName> {
+        text.parse()
+    }
+}
+
 /// Who asks, and the roles they hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Principal {

@@ -4,7 +4,7 @@ use gpuaas_contract::event::{Event, MemberEvent};
 use gpuaas_contract::id::MembershipId;
 use gpuaas_contract::state::MemberState;
 
-use crate::access::{MemberRole, Membership, Place, ProjectRole, Who};
+use crate::access::{MemberRole, Membership, Place, PlatformRole, ProjectRole, Who};
 use crate::decision::{Context, Decision, Wakeup};
 use crate::refusal::Refusal;
 use crate::resource::{Keys, resource};
@@ -90,6 +90,17 @@ pub fn leave(membership: &Membership, others: &[Membership], context: &Context) 
     Ok((next.clone(), recorded(decision, &next, Event::MemberRemoved, context)))
 }
 
+/// Ends all roles in a place that is no more.
+pub(super) fn close(members: &[Membership], context: &Context) -> Decision {
+    let mut decision = Decision::default();
+    for member in members.iter().filter(|member| member.removed_at.is_none()) {
+        let next = Membership { removed_at: Some(context.now), ..member.clone() };
+        decision = decision.update(&next).wakeup(Wakeup::Rights);
+        decision = recorded(decision, &next, Event::MemberRemoved, context);
+    }
+    decision
+}
+
 /// Invitations to an address become roles of the user who has proved to have it. `present` are the roles the user has: where there is one
 /// already, the invitation is only dropped.
 pub fn accept_invitations(user: &User, invitations: &[Membership], present: &[Membership], context: &Context) -> Decision {
@@ -121,18 +132,27 @@ fn check_live(membership: &Membership) -> Result<(), Refusal> {
     }
 }
 
-/// A project or an organization without an owner could be helped by an administrator only.
+/// A project or an organization without an owner could be helped by an administrator only, and the platform without an administrator by
+/// whoever sits at the server only.
 fn check_not_last(membership: &Membership, others: &[Membership]) -> Result<(), Refusal> {
-    let owns = |membership: &Membership| {
-        membership.role == MemberRole::Project(ProjectRole::Owner)
+    let leads = |membership: &Membership| {
+        matches!(membership.role, MemberRole::Project(ProjectRole::Owner) | MemberRole::Platform(PlatformRole::Admin))
             && membership.removed_at.is_none()
             && matches!(membership.who, Who::User(_))
     };
-    let other = others.iter().any(|other| other.id != membership.id && other.at == membership.at && owns(other));
-    if !owns(membership) || other {
+    let other = others.iter().any(|other| other.id != membership.id && other.at == membership.at && leads(other));
+    if !leads(membership) || other {
         return Ok(());
     }
-    Err(Refusal::conflict("last_owner", "this is the last owner; make somebody else an owner first"))
+    Err(match membership.at {
+        Place::Platform => {
+            Refusal::conflict("last_admin", "this is the last administrator; make somebody else an administrator first")
+        }
+        Place::Organization(_) | Place::Project(_) => {
+            let message = format!("this is the last owner of {}; make somebody else an owner first", membership.at);
+            Refusal::conflict("last_owner", message)
+        }
+    })
 }
 
 fn recorded(decision: Decision, membership: &Membership, event: fn(MemberEvent) -> Event, context: &Context) -> Decision {

@@ -1,10 +1,12 @@
 //! Organizations, projects, and who belongs to them.
 
+mod key;
 mod member;
 mod sign_in;
 mod tenant;
 mod user;
 
+pub use key::revoke_key;
 pub use member::{accept_invitations, change_role, invitations_of, invite, leave};
 pub use sign_in::{SignIn, SignInKind};
 pub use tenant::{
@@ -12,6 +14,6 @@ pub use tenant::{
     delete_project, delete_service_account, describe_organization, describe_project,
 };
 pub use user::{
-    Claims, User, create_local_user, deactivate, lookup as user_lookup, reactivate, right_password, set_password, signed_in,
-    wrong_password,
+    Claims, User, UserBelongings, create_local_user, deactivate, delete_user, lookup as user_lookup, reactivate, right_password,
+    set_password, signed_in, wrong_password,
 };

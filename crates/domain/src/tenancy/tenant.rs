@@ -8,6 +8,9 @@ use gpuaas_contract::id::{OrgId, ProjectId, ServiceAccountId};
 use gpuaas_contract::state::ProjectState;
 use gpuaas_contract::time::Timestamp;
 
+use super::member::close;
+use crate::access::Membership;
+use crate::catalog::{Image, delete_image};
 use crate::decision::{Context, Decision};
 use crate::names::{checked_handle, checked_text};
 use crate::quota::{Limits, Quota};
@@ -192,10 +195,12 @@ pub fn create_project(
     Ok((project, decision))
 }
 
-/// Ends an organization that has no projects any more. `projects` is how many it has that are not deleted.
+/// Ends an organization that has no projects any more, with its members and its images. `projects` is how many it has that are not deleted.
 pub fn delete_organization(
     organization: &Organization,
     projects: u64,
+    members: &[Membership],
+    images: &[Image],
     context: &Context,
 ) -> Result<(Organization, Decision), Refusal> {
     if organization.deleted_at.is_some() {
@@ -206,7 +211,10 @@ pub fn delete_organization(
         return Err(Refusal::conflict("organization_in_use", message));
     }
     let next = Organization { deleted_at: Some(context.now), ..organization.clone() };
-    let decision = Decision::default().update(&next).wakeup(crate::Wakeup::Rights);
+    let mut decision = Decision::default().update(&next).wakeup(crate::Wakeup::Rights).and(close(members, context));
+    for image in images {
+        decision = decision.and(delete_image(image, context).1);
+    }
     let event = Event::OrganizationDeleted(OrganizationDeleted { organization_id: next.id, name: next.name.clone() });
     Ok((next, decision.record(context, organization.id, event)))
 }
@@ -223,8 +231,13 @@ pub fn describe_project(project: &Project, description: &str, context: &Context)
     Ok((next, decision))
 }
 
-/// Ends a project that has nothing any more. `quota` says whether it has: it counts every allocation that is not over.
-pub fn delete_project(project: &Project, quota: &Quota, context: &Context) -> Result<(Project, Decision), Refusal> {
+/// Ends a project that has nothing any more, with its members. `quota` says whether it has: it counts every allocation that is not over.
+pub fn delete_project(
+    project: &Project,
+    quota: &Quota,
+    members: &[Membership],
+    context: &Context,
+) -> Result<(Project, Decision), Refusal> {
     if project.deleted_at.is_some() {
         return Ok((project.clone(), Decision::default()));
     }
@@ -235,6 +248,7 @@ pub fn delete_project(project: &Project, quota: &Quota, context: &Context) -> Re
     let next = Project { deleted_at: Some(context.now), ..project.clone() };
     // The quota is written as well, unchanged: an allocation that is asked for at the same moment changes it, and one of the two loses.
     let decision = Decision::default().update(&next).update(quota).wakeup(crate::Wakeup::Rights);
+    let decision = decision.and(close(members, context));
     let event = Event::ProjectDeleted(ProjectDeleted { project_id: next.id, name: next.name.clone() });
     Ok((next, decision.record(context, project.id, event)))
 }

@@ -1,10 +1,12 @@
 //! People, as the issuers of their tokens name them. A user is made at the first sign-in and may nothing until somebody invites them.
 
-use gpuaas_contract::event::{Event, UserChanged, UserCreated, UserEvent, UserSignInFailed};
+use gpuaas_contract::event::{Event, UserChanged, UserCreated, UserDeleted, UserEvent, UserSignInFailed};
 use gpuaas_contract::id::UserId;
 use gpuaas_contract::state::UserState;
 use gpuaas_contract::time::Timestamp;
 
+use super::{leave, revoke_key};
+use crate::access::{ApiToken, Membership};
 use crate::decision::{Context, Decision, Wakeup};
 use crate::names::{checked_email, checked_text};
 use crate::refusal::Refusal;
@@ -37,6 +39,9 @@ pub struct User {
     pub created_at: Timestamp,
     /// Set when they may no longer sign in.
     pub deactivated_at: Option<Timestamp>,
+    /// Set when they were deleted; they cannot sign in from then on either. The row stays, so that the audit log can be read.
+    #[serde(default)]
+    pub deleted_at: Option<Timestamp>,
 }
 
 resource!(User, User);
@@ -48,9 +53,11 @@ pub fn lookup(issuer: &str, subject: &str) -> String {
 
 impl User {
     fn found_by(&self) -> Keys {
+        // Whoever comes with the address or the subject of somebody who was deleted is somebody else.
+        let there = self.deleted_at.is_none();
         Keys {
-            lookup: Some(lookup(&self.issuer, &self.subject)),
-            owner: Some(self.email.clone()),
+            lookup: there.then(|| lookup(&self.issuer, &self.subject)),
+            owner: there.then(|| self.email.clone()),
             state: self.state().as_str(),
             ..Keys::default()
         }
@@ -58,7 +65,11 @@ impl User {
 
     /// Whether they can sign in.
     pub const fn state(&self) -> UserState {
-        if self.deactivated_at.is_none() { UserState::Active } else { UserState::Deactivated }
+        match (self.deleted_at, self.deactivated_at) {
+            (Some(_), _) => UserState::Deleted,
+            (None, Some(_)) => UserState::Deactivated,
+            (None, None) => UserState::Active,
+        }
     }
 
     /// Refuses somebody who may no longer sign in.
@@ -118,6 +129,7 @@ pub fn signed_in(known: Option<&User>, id: UserId, claims: &Claims, context: &Co
         failed_sign_ins: 0,
         created_at: context.now,
         deactivated_at: None,
+        deleted_at: None,
     };
     Ok((user.clone(), made(&user, context)))
 }
@@ -145,6 +157,7 @@ pub fn create_local_user(
         failed_sign_ins: 0,
         created_at: context.now,
         deactivated_at: None,
+        deleted_at: None,
     };
     Ok((user.clone(), made(&user, context)))
 }
@@ -197,4 +210,44 @@ pub fn deactivate(user: &User, context: &Context) -> (User, Decision) {
     let next = User { deactivated_at: Some(context.now), ..user.clone() };
     let decision = Decision::default().update(&next).wakeup(Wakeup::Rights);
     (next, decision.record(context, user.id, Event::UserDeactivated(UserEvent { user_id: user.id })))
+}
+
+/// What ends with a user.
+#[derive(Clone, Debug, Default)]
+pub struct UserBelongings {
+    /// The roles they hold, and the invitations to their address.
+    pub memberships: Vec<Membership>,
+    /// The other members of the places in which they hold a role, as far as they can sign in.
+    pub others: Vec<Membership>,
+    /// The keys and tokens that they made and that still count.
+    pub keys: Vec<ApiToken>,
+}
+
+/// Ends a user with everything that lets them act: their roles, the invitations to them and the keys they made. The last administrator of
+/// the platform and the last owner of an organization or a project stay: somebody else must take over first.
+pub fn delete_user(user: &User, belongings: &UserBelongings, context: &Context) -> Result<(User, Decision), Refusal> {
+    if user.deleted_at.is_some() {
+        return Ok((user.clone(), Decision::default()));
+    }
+    let next = User {
+        password_hash: None,
+        deactivated_at: user.deactivated_at.or(Some(context.now)),
+        deleted_at: Some(context.now),
+        ..user.clone()
+    };
+    let mut decision = Decision::default().update(&next).wakeup(Wakeup::Rights);
+    for membership in &belongings.memberships {
+        decision = decision.and(leave(membership, &belongings.others, context)?.1);
+    }
+    for key in &belongings.keys {
+        decision = decision.and(revoke_key(key, context).1);
+    }
+    let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+    let event = Event::UserDeleted(UserDeleted {
+        user_id: user.id,
+        email: user.email.clone(),
+        memberships: count(belongings.memberships.len()),
+        keys: count(belongings.keys.len()),
+    });
+    Ok((next, decision.record(context, user.id, event)))
 }

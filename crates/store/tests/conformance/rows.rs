@@ -1,10 +1,10 @@
 //! Every field of every row is read as it was written.
 
-use gpuaas_contract::id::{AllocationId, CorrelationId, NodeId, ProjectId, ServiceAccountId};
+use gpuaas_contract::id::{AllocationId, CorrelationId, NodeId, ProjectId, ServiceAccountId, UserId};
 use gpuaas_contract::key::KeyId;
 use gpuaas_contract::slice::SlotSpec;
 use gpuaas_domain::Change;
-use gpuaas_domain::access::{ApiToken, KeyScopes};
+use gpuaas_domain::access::{ApiToken, KeyScopes, PrincipalId};
 use gpuaas_domain::audit_chain::{self, Head};
 use gpuaas_domain::decision::TaskLogLine;
 use gpuaas_domain::enrollment::{Enrollment, EnrollmentState, JoinToken};
@@ -26,6 +26,7 @@ crate::on_both_engines! {
     every_field_of_a_join_token_comes_back
     every_field_of_an_api_token_comes_back
     api_tokens_are_listed_by_service_account_and_project
+    api_tokens_are_listed_by_who_made_them
     every_field_of_a_task_comes_back
     every_field_of_a_slot_comes_back
     slots_and_tasks_are_found_by_their_allocation
@@ -251,6 +252,17 @@ async fn every_field_of_an_api_token_comes_back(database: &Database) {
     assert!(store.api_token_list(&all, Some(token.id), 10).await.expect("lists").is_empty());
 }
 
+async fn api_tokens_are_listed_by_who_made_them(database: &Database) {
+    let store = database.open().await;
+    let maker = PrincipalId::User(UserId::generate());
+    let (theirs, other) = (ApiToken { created_by: Some(maker), ..api_token() }, ApiToken { created_by: None, ..api_token() });
+    let tokens = [theirs.clone(), other.clone(), api_token()].map(Change::ApiTokenInsert);
+    store.commit(changes(tokens)).await.expect("commits");
+    let filter = ApiTokenFilter { created_by: Some(maker), ..ApiTokenFilter::default() };
+    assert_eq!(store.api_token_list(&filter, None, 10).await.expect("lists"), [theirs]);
+    assert_eq!(store.api_token_get(other.id).await.expect("reads"), Some(other));
+}
+
 async fn api_tokens_are_listed_by_service_account_and_project(database: &Database) {
     let store = database.open().await;
     let (one, other) = (ServiceAccountId::generate(), ServiceAccountId::generate());
@@ -261,7 +273,7 @@ async fn api_tokens_are_listed_by_service_account_and_project(database: &Databas
     let tokens = [&a, &b, &c, &elsewhere, &api_token()].map(|token| Change::ApiTokenInsert(token.clone()));
     store.commit(changes(tokens)).await.expect("commits");
     let list = async |service_account, project, after, limit| {
-        let filter = ApiTokenFilter { service_account, project };
+        let filter = ApiTokenFilter { service_account, project, created_by: None };
         let found = store.api_token_list(&filter, after, limit).await.expect("lists");
         found.iter().map(|token| token.id).collect::<Vec<_>>()
     };

@@ -16,7 +16,7 @@ use gpuaas_contract::slice::SlotSpec;
 use gpuaas_contract::task::TaskType;
 use gpuaas_contract::telemetry::{DiskFact, GpuFact, HostFacts, NetworkFact};
 use gpuaas_contract::time::Timestamp;
-use gpuaas_domain::access::{ApiToken, PlatformRole};
+use gpuaas_domain::access::{ApiToken, PlatformRole, PrincipalId};
 use gpuaas_domain::decision::Context;
 use gpuaas_domain::enrollment::{Enrollment, EnrollmentState, JoinToken};
 use gpuaas_domain::node::{Certificate, LinkTransport, LiveSession, Node, NodeService};
@@ -251,6 +251,7 @@ pub(crate) fn api_token() -> ApiToken {
         service_account: None,
         project: None,
         parent: Some(ApiTokenId::generate()),
+        created_by: Some(PrincipalId::LocalAdmin),
         scopes: None,
         secret_digest: digest(&id.to_string()),
         created_at: NOW,
