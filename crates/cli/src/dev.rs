@@ -205,7 +205,7 @@ fn host_config(folder: &Path, link: &str, profile: Profile) -> Result<AgentConfi
 
 /// Through the real door: a join token of the real API, used over the real link.
 async fn enroll(client: &Client, name: &str, config: AgentConfig) -> Result<(), CliError> {
-    let wanted = JoinTokenCreate { note: format!("simulated host {name}"), life_seconds: None, replace_node: None };
+    let wanted = JoinTokenCreate { note: format!("simulated host {name}"), ..JoinTokenCreate::default() };
     let token = client.join_token_create(&wanted, None).await?.token;
     let options = EnrollOptions { config, door: Door::Token(token), replace: false, simulated_hostname: Some(name.to_owned()) };
     let enrolled = gpuaas_agent::enroll(options, |_| {}, CancellationToken::new()).await;

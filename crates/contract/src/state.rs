@@ -286,9 +286,9 @@ named! {
     pub enum JoinTokenState {
         /// It can.
         Open = "open",
-        /// It was used.
+        /// It was used as often as it can be.
         Used = "used",
-        /// It was not used in time.
+        /// Its time is over.
         Expired = "expired",
         /// An operator took it back.
         Revoked = "revoked",

@@ -15,11 +15,11 @@ use crate::{Control, resources};
 /// How often a decision is repeated after a conflict.
 const MAX_ATTEMPTS: u32 = 16;
 
-/// The number of locks. Organizations that share one wait for each other, which only costs time.
+/// The number of locks. Organizations and join tokens that share one wait for each other, which only costs time.
 const LINES: u8 = 64;
 
-/// Locks for changes of an organization's counters: after a conflict, the changes run one after the other. Each organization has
-/// its lock, so that a busy one does not delay others.
+/// Locks for changes of the counters of an organization or a join token: after a conflict, the changes run one after the other. Each
+/// has its lock, so that a busy one does not delay others.
 #[derive(Debug)]
 pub(crate) struct Lines(Vec<tokio::sync::Mutex<()>>);
 
@@ -30,9 +30,9 @@ impl Default for Lines {
 }
 
 impl Lines {
-    async fn turn(&self, organization: OrgId) -> Option<tokio::sync::MutexGuard<'_, ()>> {
+    async fn turn(&self, id: [u8; 16]) -> Option<tokio::sync::MutexGuard<'_, ()>> {
         // Its last byte is random.
-        let chance = organization.as_bytes().last()?;
+        let chance = id.last()?;
         Some(self.0.get(usize::from(chance % LINES))?.lock().await)
     }
 }
@@ -102,7 +102,21 @@ where
     A: Fn(Option<K>) -> F,
     F: Future<Output = Result<(T, Decision), ControlError>>,
 {
-    transact_with(control, None, known, organization, attempt).await
+    transact_with(control, None, known, |value| organization(value).map(|id| *id.as_bytes()), attempt).await
+}
+
+/// The same for decisions that all count against one thing, which `line` names by its id. `attempt` must not wait for others who may be in
+/// line.
+pub(crate) async fn transact_in_line<T, A, F>(
+    control: &Control,
+    line: impl Fn(&T) -> Option<[u8; 16]>,
+    attempt: A,
+) -> Result<T, ControlError>
+where
+    A: Fn() -> F,
+    F: Future<Output = Result<(T, Decision), ControlError>>,
+{
+    transact_with(control, None, (), line, |_| attempt()).await
 }
 
 /// The loop itself. With a claim, the record of the request's key is written in the commit of the decision, and a request whose key was
@@ -111,7 +125,7 @@ pub(crate) async fn transact_with<K, T, A, F>(
     control: &Control,
     claim: Option<&Claim>,
     known: K,
-    organization: impl Fn(&T) -> Option<OrgId>,
+    line: impl Fn(&T) -> Option<[u8; 16]>,
     attempt: A,
 ) -> Result<T, ControlError>
 where
@@ -139,11 +153,11 @@ where
             Err(CommitError::Store(error)) => return Err(error.into()),
         }
         control.metrics.decision_overtaken();
-        let organization = organization(&value);
+        let line = line(&value);
         // Releases what it holds while it waits.
         drop(value);
-        match organization {
-            Some(organization) if turn.is_none() => turn = control.lines.turn(organization).await,
+        match line {
+            Some(id) if turn.is_none() => turn = control.lines.turn(id).await,
             Some(_) | None => tokio::task::yield_now().await,
         }
         if let Some(claim) = claim {

@@ -54,6 +54,45 @@ async fn a_join_token_is_good_for_one_host() {
 }
 
 #[tokio::test]
+async fn a_join_token_for_many_hosts_enrolls_no_more_than_that_also_when_they_come_at_once() {
+    let server = TestServer::sqlite().await;
+    let client = server.client();
+    let wanted = JoinTokenCreate { uses: Some(5), ..JoinTokenCreate::default() };
+    let token = client.join_token_create(&wanted).await.unwrap();
+    assert_eq!((token.join_token.uses, token.join_token.left), (5, 5));
+    let hosts: Vec<Host> = (0..12).map(|_| Host::new(&server)).collect();
+    let answers = futures::future::join_all(hosts.iter().map(|host| host.enroll(&token.token))).await;
+    let (mut joined, mut late) = (std::collections::BTreeSet::new(), None);
+    for (host, answer) in hosts.iter().zip(answers) {
+        if answer.status().is_success() {
+            let grant: link::Grant = answer.json().await.unwrap();
+            joined.insert(grant.node_id);
+            // The answer may have been lost: that is no other use.
+            let again: link::Grant = host.enroll(&token.token).await.json().await.unwrap();
+            assert_eq!(again.node_id, grant.node_id);
+        } else {
+            assert_eq!(code(answer).await, "join_token_used");
+            late = Some(host);
+        }
+    }
+    assert_eq!(joined.len(), 5);
+    let shown = client.join_tokens(&Default::default()).await.unwrap().items.remove(0);
+    assert_eq!((shown.state.as_str(), shown.uses, shown.left), ("used", 5, 0));
+    assert_eq!(shown.joined.iter().map(|joined| joined.node_id).collect::<std::collections::BTreeSet<_>>(), joined);
+    let events = client.audit(&Default::default()).await.unwrap().items;
+    assert_eq!(events.iter().filter(|row| row.action == "join_token.use").count(), 5);
+
+    // Taken back, it enrolls no further host, and those that joined stay.
+    let token = client.join_token_create(&wanted).await.unwrap();
+    let late = late.expect("seven were too many");
+    assert!(late.enroll(&token.token).await.status().is_success());
+    let revoked = client.join_token_revoke(&token.join_token.id.to_string()).await.unwrap();
+    assert_eq!((revoked.state.as_str(), revoked.left, revoked.joined.len()), ("revoked", 4, 1));
+    assert_eq!(code(Host::new(&server).enroll(&token.token).await).await, "join_token_revoked");
+    assert_eq!(client.nodes(&Default::default()).await.unwrap().items.len(), 6);
+}
+
+#[tokio::test]
 async fn the_second_door_waits_for_an_operator() {
     let server = TestServer::sqlite().await;
     let ask = async |host: &Host| -> EnrollPending {

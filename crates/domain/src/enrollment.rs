@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use gpuaas_contract::Digest;
 use gpuaas_contract::event::{
-    EnrollmentDecided, EnrollmentDisplaced, EnrollmentRequested, Event, JoinTokenCreated, JoinTokenRevoked,
+    EnrollmentDecided, EnrollmentDisplaced, EnrollmentRequested, Event, JoinTokenCreated, JoinTokenRevoked, JoinTokenUsed,
 };
 use gpuaas_contract::id::{EnrollmentId, JoinTokenId, NodeId};
 use gpuaas_contract::key::VerifyingKey;
@@ -19,6 +19,8 @@ use crate::refusal::Refusal;
 
 /// How long a join token is good for unless the operator says less.
 pub const TOKEN_LIFE: Duration = Duration::from_secs(15 * 60);
+/// Most hosts that one join token enrolls.
+pub const MAX_TOKEN_USES: u32 = 1000;
 /// How long a request waits for an operator.
 pub const REQUEST_LIFE: Duration = Duration::from_secs(24 * 3600);
 /// Most requests that may wait at the same time: strangers can knock, not fill the store.
@@ -26,7 +28,7 @@ pub const MAX_WAITING: u64 = 1000;
 /// Most requests of one address that may wait at the same time: a rack behind one address fits, and twenty of them fill the queue.
 pub const MAX_WAITING_PER_ADDRESS: u64 = 50;
 
-/// A single-use token, as stored: only the hash of its secret.
+/// A token that enrolls a number of hosts, as stored: only the hash of its secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JoinToken {
     /// Its id.
@@ -41,12 +43,21 @@ pub struct JoinToken {
     pub created_at: Timestamp,
     /// When it lapses.
     pub expires_at: Timestamp,
-    /// When it was used, and by which node.
-    pub used: Option<(Timestamp, NodeId)>,
+    /// How many hosts it enrolls at most.
+    pub uses: u32,
+    /// When it was used and by which nodes, the first use first.
+    pub used: Vec<(Timestamp, NodeId)>,
     /// When an operator took it back.
     pub revoked_at: Option<Timestamp>,
     /// The node that a host may take over with it; without one it enrolls new machines only.
     pub replace_node: Option<NodeId>,
+}
+
+impl JoinToken {
+    /// How many more hosts it enrolls, unless it lapses or is taken back before.
+    pub fn left(&self) -> u32 {
+        self.uses.saturating_sub(u32::try_from(self.used.len()).unwrap_or(u32::MAX))
+    }
 }
 
 /// A host's request to be enrolled.
@@ -84,21 +95,41 @@ pub struct Enrollment {
     pub replace_node: Option<NodeId>,
 }
 
+/// What a new join token is for.
+#[derive(Clone, Debug)]
+pub struct NewJoinToken<'a> {
+    /// What the operator wants it for.
+    pub note: &'a str,
+    /// How long it is good for.
+    pub life: Duration,
+    /// How many hosts it enrolls.
+    pub uses: u32,
+    /// The node that a host may take over with it.
+    pub replace_node: Option<NodeId>,
+}
+
 /// Makes a join token.
 pub fn token_create(
     id: JoinTokenId,
     secret_digest: Digest,
-    note: &str,
-    life: Duration,
-    replace_node: Option<NodeId>,
+    new: &NewJoinToken<'_>,
     context: &Context,
 ) -> Result<Decision, Refusal> {
+    let NewJoinToken { note, life, uses, replace_node } = *new;
     if life.is_zero() || life > TOKEN_LIFE {
         let message = format!("a join token lives 1 to {} seconds", TOKEN_LIFE.as_secs());
         return Err(Refusal::invalid("token_life_invalid", message));
     }
     if note.len() > 200 {
         return Err(Refusal::invalid("note_too_long", "the note may have at most 200 bytes"));
+    }
+    if !(1..=MAX_TOKEN_USES).contains(&uses) {
+        let message = format!("a join token enrolls 1 to {MAX_TOKEN_USES} hosts");
+        return Err(Refusal::invalid("token_uses_invalid", message).in_body("/uses"));
+    }
+    if uses > 1 && replace_node.is_some() {
+        let message = "a node is replaced by one host; leave `uses` or `replace_node` out";
+        return Err(Refusal::invalid("token_uses_invalid", message).in_body("/uses"));
     }
     let token = JoinToken {
         id,
@@ -107,7 +138,8 @@ pub fn token_create(
         note: note.to_owned(),
         created_at: context.now,
         expires_at: context.now.plus(life),
-        used: None,
+        uses,
+        used: Vec::new(),
         revoked_at: None,
         replace_node,
     };
@@ -115,15 +147,19 @@ pub fn token_create(
         join_token_id: id,
         expires_at: token.expires_at,
         note: note.to_owned(),
+        uses: Some(uses),
         replace_node,
     });
     Ok(Decision::default().change(Change::JoinTokenInsert(token)).record(context, id, event))
 }
 
-/// Takes a join token back.
+/// Takes a join token back: it enrolls no more hosts. Those that it has enrolled stay.
 pub fn token_revoke(token: &JoinToken, context: &Context) -> Result<Decision, Refusal> {
-    if token.used.is_some() {
-        return Err(Refusal::conflict("join_token_used", "the join token was used already; retire the node instead"));
+    if token.left() == 0 {
+        return Err(Refusal::conflict(
+            "join_token_used",
+            "the join token is used up; retire the nodes that joined with it instead",
+        ));
     }
     if token.revoked_at.is_some() {
         return Ok(Decision::default());
@@ -133,18 +169,21 @@ pub fn token_revoke(token: &JoinToken, context: &Context) -> Result<Decision, Re
     Ok(Decision::default().change(Change::JoinTokenUpdate(revoked)).record(context, token.id, event))
 }
 
-/// Uses a join token up. The update is conditional on the row version, so two users cannot both win.
-pub fn token_use(token: &JoinToken, node_id: NodeId, context: &Context) -> Result<Change, Refusal> {
+/// Uses a join token once. The update is conditional on the row version, so two hosts cannot both have the last use.
+pub fn token_use(token: &JoinToken, node_id: NodeId, context: &Context) -> Result<Decision, Refusal> {
     if token.revoked_at.is_some() {
         return Err(Refusal::forbidden("join_token_revoked", "the join token was taken back; ask an operator for a new one"));
     }
-    if token.used.is_some() {
-        return Err(Refusal::forbidden("join_token_used", "the join token was used already; ask an operator for a new one"));
+    if token.left() == 0 {
+        return Err(Refusal::forbidden("join_token_used", "the join token is used up; ask an operator for a new one"));
     }
     if context.now > token.expires_at {
         return Err(Refusal::forbidden("join_token_expired", "the join token has expired; ask an operator for a new one"));
     }
-    Ok(Change::JoinTokenUpdate(JoinToken { used: Some((context.now, node_id)), ..token.clone() }))
+    let mut next = token.clone();
+    next.used.push((context.now, node_id));
+    let event = Event::JoinTokenUsed(JoinTokenUsed { join_token_id: token.id, node_id, left: next.left() });
+    Ok(Decision::default().change(Change::JoinTokenUpdate(next)).record(context, token.id, event))
 }
 
 /// The queue of those who wait, as a new request meets it.

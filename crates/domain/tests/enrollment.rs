@@ -9,7 +9,8 @@ use gpuaas_contract::event::EventKind;
 use gpuaas_contract::id::{EnrollmentId, JoinTokenId, NodeId};
 use gpuaas_contract::telemetry::HostFacts;
 use gpuaas_domain::enrollment::{
-    self, Enrollment, EnrollmentState, JoinToken, MAX_WAITING, MAX_WAITING_PER_ADDRESS, Queue, TOKEN_LIFE,
+    self, Enrollment, EnrollmentState, JoinToken, MAX_TOKEN_USES, MAX_WAITING, MAX_WAITING_PER_ADDRESS, NewJoinToken, Queue,
+    TOKEN_LIFE,
 };
 use gpuaas_domain::node::MAX_REASON;
 use gpuaas_domain::{Change, Decision, RefusalKind};
@@ -26,7 +27,8 @@ fn token() -> JoinToken {
         note: String::new(),
         created_at: NOW,
         expires_at: later(900),
-        used: None,
+        uses: 1,
+        used: Vec::new(),
         revoked_at: None,
         replace_node: None,
     }
@@ -62,10 +64,13 @@ fn names_of_states_read_back() {
 
 #[test]
 fn a_join_token_lives_as_long_as_asked_up_to_the_limit() {
-    let create = |life, note: &str| enrollment::token_create(token().id, Digest::of(b"s"), note, life, None, &context());
+    let create = |life, note: &str| {
+        let new = NewJoinToken { note, life, uses: 1, replace_node: None };
+        enrollment::token_create(token().id, Digest::of(b"s"), &new, &context())
+    };
     let decision = create(Duration::from_secs(60), "rack 1").expect("made");
     let [Change::JoinTokenInsert(made)] = decision.changes.as_slice() else { panic!("{:?}", decision.changes) };
-    assert_eq!((made.expires_at, made.version, made.used, made.revoked_at), (later(60), 0, None, None));
+    assert_eq!((made.expires_at, made.version, made.uses, made.left(), made.revoked_at), (later(60), 0, 1, 1, None));
     assert_recorded(&decision, "gpuaas.join_token.created.v1", "join_token.create");
     assert!(!format!("{:?}", decision.events[0].data).contains("sha256"), "not even the hash of the secret is told");
     create(TOKEN_LIFE, "").expect("the limit itself is fine");
@@ -78,10 +83,11 @@ fn a_join_token_lives_as_long_as_asked_up_to_the_limit() {
 fn a_join_token_is_used_once_and_in_time() {
     let node = NodeId::generate();
     let used = enrollment::token_use(&token(), node, &at(later(900))).expect("the last moment counts");
-    assert_eq!(used, Change::JoinTokenUpdate(JoinToken { used: Some((later(900), node)), ..token() }));
+    assert_eq!(used.changes, [Change::JoinTokenUpdate(JoinToken { used: vec![(later(900), node)], ..token() })]);
+    assert_recorded(&used, "gpuaas.join_token.used.v1", "join_token.use");
     let refuse = |token: JoinToken, now| enrollment::token_use(&token, node, &at(now));
     assert_eq!(code(refuse(token(), later(901))), "join_token_expired");
-    let spent = JoinToken { used: Some((NOW, NodeId::generate())), ..token() };
+    let spent = JoinToken { used: vec![(NOW, NodeId::generate())], ..token() };
     let refusal = refuse(spent, NOW).expect_err("refused");
     assert_eq!((refusal.code, refusal.kind), ("join_token_used", RefusalKind::Forbidden));
     assert_eq!(code(refuse(JoinToken { revoked_at: Some(NOW), ..token() }, NOW)), "join_token_revoked");
@@ -94,8 +100,34 @@ fn a_join_token_is_taken_back_unless_it_was_used() {
     assert_recorded(&decision, "gpuaas.join_token.revoked.v1", "join_token.revoke");
     let revoked = JoinToken { revoked_at: Some(NOW), ..token() };
     assert_eq!(enrollment::token_revoke(&revoked, &context()), Ok(Decision::default()), "twice is once");
-    let used = JoinToken { used: Some((NOW, NodeId::generate())), ..token() };
+    let used = JoinToken { used: vec![(NOW, NodeId::generate())], ..token() };
     assert_eq!(code(enrollment::token_revoke(&used, &context())), "join_token_used");
+    let half = JoinToken { uses: 2, ..used };
+    let decision = enrollment::token_revoke(&half, &context()).expect("it would enroll another host");
+    assert_eq!(decision.changes, [Change::JoinTokenUpdate(JoinToken { revoked_at: Some(NOW), ..half })]);
+}
+
+#[test]
+fn a_join_token_for_many_hosts_counts_each_of_them() {
+    let create = |uses, replace_node| {
+        let new = NewJoinToken { note: "", life: TOKEN_LIFE, uses, replace_node };
+        enrollment::token_create(token().id, Digest::of(b"s"), &new, &context())
+    };
+    for uses in [0, MAX_TOKEN_USES + 1, u32::MAX] {
+        assert_eq!(code(create(uses, None)), "token_uses_invalid");
+    }
+    assert_eq!(code(create(2, Some(NodeId::generate()))), "token_uses_invalid", "a node is replaced by one host");
+    create(1, Some(NodeId::generate())).expect("by one");
+    let decision = create(MAX_TOKEN_USES, None).expect("made");
+    let [Change::JoinTokenInsert(made)] = decision.changes.as_slice() else { panic!("{:?}", decision.changes) };
+    let mut token = made.clone();
+    for left in (0..MAX_TOKEN_USES).rev() {
+        let used = enrollment::token_use(&token, NodeId::generate(), &context()).expect("there is one left");
+        let [Change::JoinTokenUpdate(next)] = used.changes.as_slice() else { panic!("{:?}", used.changes) };
+        token = next.clone();
+        assert_eq!(token.left(), left);
+    }
+    assert_eq!(code(enrollment::token_use(&token, NodeId::generate(), &context())), "join_token_used");
 }
 
 #[test]

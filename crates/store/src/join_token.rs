@@ -2,7 +2,8 @@
 
 use constcat::concat;
 use gpuaas_contract::Digest;
-use gpuaas_contract::id::JoinTokenId;
+use gpuaas_contract::id::{JoinTokenId, NodeId};
+use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::enrollment::JoinToken;
 
 use crate::db::{Arg, Columns, Reader, Select};
@@ -10,7 +11,7 @@ use crate::table::{Row, table};
 use crate::{Result, Store};
 
 table! {
-    "join_tokens" as "join_tokens_row" {
+    "join_tokens" as "join_tokens_row_2" {
         "id": Text,
         "version": Int,
         "secret_digest": Text,
@@ -21,23 +22,29 @@ table! {
         "used_by": Text,
         "revoked_at": Int,
         "replace_node": Text,
+        "uses": Int,
+        "joined": Text,
     }
 }
 
-pub(crate) fn to_row(token: &JoinToken) -> Row {
-    let JoinToken { id, version, secret_digest, note, created_at, expires_at, used, revoked_at, replace_node } = token;
-    vec![
+pub(crate) fn to_row(token: &JoinToken) -> Result<Row> {
+    let JoinToken { id, version, secret_digest, note, created_at, expires_at, uses, used, revoked_at, replace_node } = token;
+    // Servers of the version before know one use only: to them a token is used up after the first.
+    let first = used.first();
+    Ok(vec![
         Arg::id(id),
         Arg::Int(Some(*version)),
         Arg::id(secret_digest),
         Arg::text(note),
         Arg::time(*created_at),
         Arg::time(*expires_at),
-        Arg::opt_time(used.map(|(at, _)| at)),
-        Arg::opt_id(used.map(|(_, node)| node)),
+        Arg::opt_time(first.map(|(at, _)| *at)),
+        Arg::opt_id(first.map(|(_, node)| *node)),
         Arg::opt_time(*revoked_at),
         Arg::opt_id(*replace_node),
-    ]
+        Arg::Int(Some(i64::from(*uses))),
+        Arg::json(used)?,
+    ])
 }
 
 fn from_row(row: &dyn Columns) -> Result<JoinToken> {
@@ -49,13 +56,27 @@ fn from_row(row: &dyn Columns) -> Result<JoinToken> {
         note: row.text("note")?,
         created_at: row.time("created_at")?,
         expires_at: row.time("expires_at")?,
-        used: match row.opt_time("used_at")? {
-            Some(at) => Some((at, row.parsed("used_by")?)),
-            None => None,
+        uses: match row.opt_int("uses")? {
+            Some(uses) => u32::try_from(uses).map_err(|error| row.corrupt("uses", error.to_string()))?,
+            None => 1,
         },
+        used: used(&row)?,
         revoked_at: row.opt_time("revoked_at")?,
         replace_node: row.opt_parsed("replace_node")?,
     })
+}
+
+/// The uses of a token. A server of the version before writes the first one only, in columns of its own.
+fn used(row: &Reader<'_>) -> Result<Vec<(Timestamp, NodeId)>> {
+    let joined: Option<Vec<(Timestamp, NodeId)>> = row.opt_json("joined")?;
+    let mut joined = joined.unwrap_or_default();
+    if let Some(at) = row.opt_time("used_at")? {
+        let node = row.parsed("used_by")?;
+        if !joined.iter().any(|(_, known)| *known == node) {
+            joined.insert(0, (at, node));
+        }
+    }
+    Ok(joined)
 }
 
 impl Store {

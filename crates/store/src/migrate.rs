@@ -72,6 +72,12 @@ const MIGRATIONS: &[Migration] = &[
         sqlite: include_str!("../migrations/sqlite/0009_key_makers.sql"),
         postgres: include_str!("../migrations/postgres/0009_key_makers.sql"),
     },
+    Migration {
+        version: 10,
+        runs_with: 8,
+        sqlite: include_str!("../migrations/sqlite/0010_join_token_uses.sql"),
+        postgres: include_str!("../migrations/postgres/0010_join_token_uses.sql"),
+    },
 ];
 
 /// An arbitrary number that nothing else locks in our database.

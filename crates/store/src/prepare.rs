@@ -146,9 +146,9 @@ impl Prepared {
             Change::EnrollmentUpdate(request) => {
                 self.write(Enrollment, &request.id, Some(request.version), "", enrollment::to_row(&request)?)
             }
-            Change::JoinTokenInsert(token) => self.write(JoinToken, &token.id, None, "", join_token::to_row(&token)),
+            Change::JoinTokenInsert(token) => self.write(JoinToken, &token.id, None, "", join_token::to_row(&token)?),
             Change::JoinTokenUpdate(token) => {
-                self.write(JoinToken, &token.id, Some(token.version), "", join_token::to_row(&token));
+                self.write(JoinToken, &token.id, Some(token.version), "", join_token::to_row(&token)?);
             }
             Change::ApiTokenInsert(token) => self.write(ApiToken, &token.id, None, "", api_token::to_row(&token)?),
             Change::ApiTokenUpdate(token) => self.write(ApiToken, &token.id, Some(token.version), "", api_token::to_row(&token)?),

@@ -89,7 +89,7 @@ pub struct EnrollmentListQuery {
     pub limit: Option<u32>,
 }
 
-/// A single-use join token, without its secret.
+/// A join token, without its secret.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct JoinToken {
     /// Id of the token.
@@ -104,18 +104,42 @@ pub struct JoinToken {
     /// When it expires.
     #[serde(with = "Rfc3339")]
     pub expires_at: Timestamp,
-    /// When it was used.
+    /// How many hosts it enrolls at most.
+    #[serde(default = "one_use")]
+    pub uses: u32,
+    /// How many more hosts it enrolls, while its state is `open`.
+    #[serde(default)]
+    pub left: u32,
+    /// When it was used last.
     #[serde(default, with = "OptionalRfc3339")]
     pub used_at: Option<Timestamp>,
-    /// The node that used it.
+    /// The node that used it last.
     #[serde(default)]
     pub used_by: Option<NodeId>,
+    /// The nodes that joined with it, in order.
+    #[serde(default)]
+    pub joined: Vec<JoinedNode>,
     /// When it was revoked.
     #[serde(default, with = "OptionalRfc3339")]
     pub revoked_at: Option<Timestamp>,
     /// The node that a host may replace with this token.
     #[serde(default)]
     pub replace_node: Option<NodeId>,
+}
+
+/// A server that does not know several uses has tokens for one.
+const fn one_use() -> u32 {
+    1
+}
+
+/// A node that joined with a token.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+pub struct JoinedNode {
+    /// The node.
+    pub node_id: NodeId,
+    /// When it joined.
+    #[serde(with = "Rfc3339")]
+    pub joined_at: Timestamp,
 }
 
 /// A join token to create.
@@ -128,6 +152,9 @@ pub struct JoinTokenCreate {
     /// Lifetime in seconds; at most and by default 15 minutes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub life_seconds: Option<u64>,
+    /// How many hosts it enrolls, 1 to 1000; 1 by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uses: Option<u32>,
     /// The node that a host may replace with this token. Without it, the token enrolls new machines only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replace_node: Option<NodeId>,

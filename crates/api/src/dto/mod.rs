@@ -48,7 +48,7 @@ pub use capacity::{Capacity, CapacityRow, Machine, MachineListQuery, MachineOffe
 pub use catalog::{CatalogItem, Product, Sku, SkuChange, SkuCreate};
 pub use cluster::{CaInfo, CaState, ClusterInfo, TaskTypeInfo};
 pub use enrollment::{
-    Enrollment, EnrollmentApprove, EnrollmentListQuery, ExistingNode, JoinToken, JoinTokenCreate, JoinTokenCreated,
+    Enrollment, EnrollmentApprove, EnrollmentListQuery, ExistingNode, JoinToken, JoinTokenCreate, JoinTokenCreated, JoinedNode,
 };
 pub use event::{CloudEvent, EventRow, EventsQuery};
 pub use gpu::Gpu;

@@ -557,11 +557,12 @@ macro_rules! for_each_endpoint {
                     "Lists join tokens, without their secrets.",
                     (query<PageQuery> answer<Page<JoinToken>>);
                 join_token_create: Post => enrollments::token_create, PlatformOperate of Platform,
-                    "Creates a join token. Its secret is shown once.",
+                    "Creates a join token for one or several hosts. Its secret is shown once.",
                     (body<JoinTokenCreate> creates<JoinTokenCreated>);
             }
             JOIN_TOKEN = "/api/v1/join-tokens/{token}" (token) {
-                join_token_revoke: Delete => enrollments::token_revoke, PlatformOperate of Platform, "Revokes a join token.",
+                join_token_revoke: Delete => enrollments::token_revoke, PlatformOperate of Platform,
+                    "Revokes a join token: it enrolls no more hosts. Nodes that joined with it stay.",
                     (answer<JoinToken>);
             }
 

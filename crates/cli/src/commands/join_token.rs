@@ -13,7 +13,7 @@ use crate::output::{Details, Table, View, text};
 use crate::pages;
 use crate::{duration, resolve};
 
-/// Join tokens: each enrolls one host.
+/// Join tokens: each enrolls one host, or as many as it was created for.
 #[derive(Debug, Subcommand)]
 pub(crate) enum JoinTokenCommand {
     /// Make a join token and print the command to run on the host. Its secret is shown once.
@@ -24,14 +24,17 @@ pub(crate) enum JoinTokenCommand {
         /// How long it is good for, at most 15m [default: 15m].
         #[arg(long, value_name = "TIME", value_parser = duration::parse)]
         life: Option<Duration>,
+        /// How many hosts it enrolls, 1 to 1000.
+        #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
+        uses: u32,
         /// Let the host take over this node, which has its fingerprint: for a machine that was installed anew.
-        #[arg(long, value_name = "NODE")]
+        #[arg(long, value_name = "NODE", conflicts_with = "uses")]
         replace_node: Option<String>,
     },
     /// List join tokens.
     #[command(alias = "list")]
     Ls,
-    /// Take a join token back.
+    /// Take a join token back: it enrolls no more hosts. Nodes that joined with it stay.
     Revoke {
         /// The token: its id, a unique beginning of it, or a unique note.
         #[arg(value_name = "TOKEN")]
@@ -42,16 +45,18 @@ pub(crate) enum JoinTokenCommand {
 pub(super) async fn run(session: &CommandContext, command: JoinTokenCommand) -> Result<Exit, CliError> {
     let client = session.client()?;
     match command {
-        JoinTokenCommand::Create { note, life, replace_node } => {
+        JoinTokenCommand::Create { note, life, uses, replace_node } => {
             let replace_node = resolve::node_to_replace(client, replace_node.as_deref()).await?;
-            let create = JoinTokenCreate { note, life_seconds: life.map(|life| life.as_secs()), replace_node };
+            let life_seconds = life.map(|life| life.as_secs());
+            let create = JoinTokenCreate { note, life_seconds, uses: (uses > 1).then_some(uses), replace_node };
             let created = client.join_token_create(&create, None).await?;
             session.output.print(&created, |created| {
                 View::Details(
                     details(&created.join_token).field("token", &created.token).field("run on host", &created.enroll_command),
                 )
             })?;
-            session.output.hint("the token is not shown again; it enrolls one host");
+            let hosts = if uses == 1 { "one host".to_owned() } else { format!("{uses} hosts") };
+            session.output.hint(&format!("the token is not shown again; it enrolls {hosts}"));
         }
         JoinTokenCommand::Ls => {
             let fetch = async |after, limit| client.join_tokens(&PageQuery { after, limit: Some(limit) }).await;
@@ -77,8 +82,9 @@ fn details(token: &JoinToken) -> Details {
         .field("note", &token.note)
         .field("created", moment(token.created_at))
         .field("expires", moment(token.expires_at))
-        .maybe("used", token.used_at.map(moment))
-        .maybe("used by", token.used_by)
+        .field("used", used(token))
+        .maybe("last used", token.used_at.map(moment))
+        .maybe("nodes", nodes(token))
         .maybe("revoked", token.revoked_at.map(moment))
         .maybe("replaces", token.replace_node)
 }
@@ -88,10 +94,26 @@ fn table(tokens: &[JoinToken]) -> View {
         return View::Nothing;
     }
     let ids = text::short_ids(&tokens.iter().map(|token| token.id.to_string()).collect::<Vec<_>>());
-    let mut table = Table::new(["ID", "STATE", "NOTE", "AGE", "USED BY"]);
+    let mut table = Table::new(["ID", "STATE", "USED", "NOTE", "AGE", "NODES"]);
     for (token, id) in tokens.iter().zip(ids) {
-        let used_by = token.used_by.map_or(String::new(), |node| node.to_string());
-        table.row([id, token.state.to_string(), token.note.clone(), age(Some(token.created_at)), used_by]);
+        let nodes = nodes(token).unwrap_or_default();
+        table.row([id, token.state.to_string(), used(token), token.note.clone(), age(Some(token.created_at)), nodes]);
     }
     View::Table(table)
+}
+
+/// How often it was used, of how many times.
+fn used(token: &JoinToken) -> String {
+    format!("{}/{}", token.uses.saturating_sub(token.left), token.uses)
+}
+
+/// The nodes that joined with it; of many the last ones. `-o json` has all of them.
+fn nodes(token: &JoinToken) -> Option<String> {
+    const SHOWN: usize = 3;
+    let more = token.joined.len().saturating_sub(SHOWN);
+    let mut shown: Vec<String> = token.joined.iter().skip(more).map(|joined| joined.node_id.to_string()).collect();
+    if more > 0 {
+        shown.push(format!("and {more} more"));
+    }
+    (!shown.is_empty()).then(|| shown.join(", "))
 }

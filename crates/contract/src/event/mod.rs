@@ -205,6 +205,8 @@ events! {
     JoinTokenCreated(JoinTokenCreated) = "gpuaas.join_token.created.v1", "join_token.create";
     /// A join token was revoked.
     JoinTokenRevoked(JoinTokenRevoked) = "gpuaas.join_token.revoked.v1", "join_token.revoke";
+    /// A host joined with a join token.
+    JoinTokenUsed(JoinTokenUsed) = "gpuaas.join_token.used.v1", "join_token.use";
     /// A machine is not proven clean; an operator has to act.
     MachineCleanupBlocked(MachineMoved) = "gpuaas.machine.cleanup_blocked.v1", "machine.block";
     /// A machine is proven clean and available.

@@ -18,6 +18,9 @@ payloads! {
         operator expires_at: Timestamp,
         /// What it is for, in the operator's words.
         operator note: String,
+        /// How many hosts it enrolls at most; absent in events of servers that knew tokens for one host only.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        operator uses: Option<u32>,
         /// The node that a host may replace with it.
         operator replace_node: Option<NodeId>,
     }
@@ -26,6 +29,16 @@ payloads! {
     pub struct JoinTokenRevoked {
         /// The token.
         operator join_token_id: JoinTokenId,
+    }
+
+    /// A use of a join token.
+    pub struct JoinTokenUsed {
+        /// The token.
+        operator join_token_id: JoinTokenId,
+        /// The node that joined with it.
+        operator node_id: NodeId,
+        /// How many more hosts it enrolls.
+        operator left: u32,
     }
 
     /// A host that asks to be enrolled.

@@ -142,6 +142,6 @@ impl Caller {
         A: Fn(Option<K>) -> F,
         F: Future<Output = Result<(T, Decision), ControlError>>,
     {
-        transact_with(control, self.claim.as_deref(), known, organization, attempt).await
+        transact_with(control, self.claim.as_deref(), known, |value| organization(value).map(|id| *id.as_bytes()), attempt).await
     }
 }

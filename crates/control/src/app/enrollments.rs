@@ -6,7 +6,7 @@ use gpuaas_api::dto::{JoinTokenCreate, Page};
 use gpuaas_contract::Digest;
 use gpuaas_contract::id::{EnrollmentId, JoinTokenId, NodeId};
 use gpuaas_domain::Refusal;
-use gpuaas_domain::enrollment::{self, Enrollment, EnrollmentState, Existing, JoinToken, TOKEN_LIFE};
+use gpuaas_domain::enrollment::{self, Enrollment, EnrollmentState, Existing, JoinToken, NewJoinToken, TOKEN_LIFE};
 use gpuaas_domain::node::Node;
 
 use super::{Caller, PageRequest, nodes};
@@ -95,7 +95,9 @@ pub(crate) async fn token_create(
         nodes::get(control, node).await?;
     }
     let digest = Digest::of(secret.as_bytes());
-    let decision = enrollment::token_create(id, digest, &wanted.note, life, wanted.replace_node, &context)?;
+    let (note, uses) = (wanted.note.as_str(), wanted.uses.unwrap_or(1));
+    let new = NewJoinToken { note, life, uses, replace_node: wanted.replace_node };
+    let decision = enrollment::token_create(id, digest, &new, &context)?;
     caller.transact(control, || async { Ok(((), decision.clone())) }).await?;
     let join_token = token_get(control, id).await?;
     Ok(JoinTokenWithSecret { join_token, token: format!("{secret}.{}", control.ca.pin()) })

@@ -6,7 +6,8 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::{Extension, Json};
 use gpuaas_api::dto::{
-    self, EnrollmentApprove, EnrollmentListQuery, ExistingNode, JoinTokenCreate, JoinTokenCreated, Page, PageQuery, Reason,
+    self, EnrollmentApprove, EnrollmentListQuery, ExistingNode, JoinTokenCreate, JoinTokenCreated, JoinedNode, Page, PageQuery,
+    Reason,
 };
 use gpuaas_api::routes;
 use gpuaas_contract::id::{EnrollmentId, JoinTokenId};
@@ -129,7 +130,8 @@ pub(super) async fn token_revoke(
 }
 
 fn token_to_dto(token: JoinToken) -> dto::JoinToken {
-    let state = if token.used.is_some() {
+    let left = token.left();
+    let state = if left == 0 {
         JoinTokenState::Used
     } else if token.revoked_at.is_some() {
         JoinTokenState::Revoked
@@ -144,8 +146,11 @@ fn token_to_dto(token: JoinToken) -> dto::JoinToken {
         note: token.note,
         created_at: token.created_at,
         expires_at: token.expires_at,
-        used_at: token.used.map(|(at, _)| at),
-        used_by: token.used.map(|(_, node)| node),
+        uses: token.uses,
+        left,
+        used_at: token.used.last().map(|(at, _)| *at),
+        used_by: token.used.last().map(|(_, node)| *node),
+        joined: token.used.into_iter().map(|(joined_at, node_id)| JoinedNode { node_id, joined_at }).collect(),
         revoked_at: token.revoked_at,
         replace_node: token.replace_node,
     }

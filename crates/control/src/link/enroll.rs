@@ -9,7 +9,7 @@ use axum::routing::{get, post};
 use axum::{Extension, Json, Router};
 use base64::Engine as _;
 use gpuaas_contract::event::OperatorAction;
-use gpuaas_contract::id::{CorrelationId, EnrollmentId, NodeId};
+use gpuaas_contract::id::{CorrelationId, EnrollmentId, JoinTokenId, NodeId};
 use gpuaas_contract::link::{
     self, Applicant, EnrollPending, EnrollRequest, EnrollStatus, EnrollWithToken, Grant, Rejoin, RejoinChallenge,
     RejoinChallengeRequest, RejoinProof, Renew, Renewed, route,
@@ -30,7 +30,7 @@ use crate::lease_settlement;
 use crate::listener::{ClientAddress, ClientCertificate};
 use crate::pki::{Ca, CaError, Issued, NodeRecord, secret_text};
 use crate::stranger_budgets::{AddressRange, ENROLLMENT_REQUESTS};
-use crate::transact::transact;
+use crate::transact::{transact, transact_in_line};
 
 type Shared = State<Arc<Control>>;
 type Answer<T> = Result<Json<T>, Rejected>;
@@ -73,25 +73,33 @@ async fn with_token(
     let context = context(&request.applicant.facts.hostname, from);
     let secret = Digest::of(request.token.as_bytes());
     let (new_id, certificate) = (NodeId::generate(), IssueOnce::new(&control.ca));
-    let grant = transact(&control, || async {
-        let unknown =
-            || Refusal::forbidden("join_token_unknown", "this join token is not known here; ask an operator for a new one");
-        let token = control.store.join_token_by_secret(&secret).await?.ok_or_else(unknown)?;
-        // The answer may have been lost: the same host with the same key gets the same node again.
-        if let Some((_, used_by)) = token.used
-            && context.now <= token.expires_at
-            && let Some(node) = control.store.node_get(used_by).await?
-            && is_same_host(&node, &request.applicant)?
-        {
-            return reissue(&control, &node, &request.applicant.csr_pem, &certificate, &context).await;
-        }
-        let known = control.store.node_by_fingerprint(&request.applicant.fingerprint).await?;
-        let node_id = known.as_ref().map_or(new_id, |node| node.id);
-        let used = enrollment::token_use(&token, node_id, &context)?;
-        let may = replacement(known.as_ref(), &request.applicant, token.replace_node, Door::Token)?;
-        let (grant, decision) = admit(&control, (known, may), new_id, &request.applicant, &certificate, &context).await?;
-        Ok((grant, Decision::default().change(used).and(decision)))
-    })
+    // Many hosts may come with one token at the same moment.
+    let (_, grant) = transact_in_line(
+        &control,
+        |(token, _): &(JoinTokenId, Grant)| Some(*token.as_bytes()),
+        || async {
+            let unknown =
+                || Refusal::forbidden("join_token_unknown", "this join token is not known here; ask an operator for a new one");
+            let token = control.store.join_token_by_secret(&secret).await?.ok_or_else(unknown)?;
+            let known = control.store.node_by_fingerprint(&request.applicant.fingerprint).await?;
+            // The answer may have been lost: the same host with the same key gets the same node again.
+            if let Some(node) = &known
+                && token.used.iter().any(|(_, joined)| *joined == node.id)
+                && token.revoked_at.is_none()
+                && context.now <= token.expires_at
+                && is_same_host(node, &request.applicant)?
+            {
+                let (grant, decision) = reissue(&control, node, &request.applicant.csr_pem, &certificate, &context).await?;
+                return Ok(((token.id, grant), decision));
+            }
+            let node_id = known.as_ref().map_or(new_id, |node| node.id);
+            let used = enrollment::token_use(&token, node_id, &context)?;
+            let may = replacement(known.as_ref(), &request.applicant, token.replace_node, Door::Token)?;
+            let (grant, decision) = admit(&control, (known, may), new_id, &request.applicant, &certificate, &context).await?;
+            // A node is written before what refers to it.
+            Ok(((token.id, grant), decision.and(used)))
+        },
+    )
     .await?;
     tracing::info!(node = %grant.node_id, epoch = grant.node_epoch, door = "token", "node enrolled");
     Ok(Json(grant))

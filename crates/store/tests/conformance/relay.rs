@@ -394,11 +394,15 @@ async fn what_was_there_before_lanes_and_service_accounts_is_carried_over(databa
     for subject in SUBJECTS {
         store.commit(recorded(subject, [])).await.expect("commits");
     }
-    let token = ApiToken { parent: None, ..api_token() };
+    let token = ApiToken { parent: None, created_by: None, ..api_token() };
     store.commit(changes([Change::ApiTokenInsert(token.clone())])).await.expect("commits");
     store.close().await;
     // Back to the previous schema of events.
     let undo = [
+        "ALTER TABLE join_tokens DROP COLUMN uses",
+        "ALTER TABLE join_tokens DROP COLUMN joined",
+        "DROP INDEX api_tokens_of_maker",
+        "ALTER TABLE api_tokens DROP COLUMN created_by",
         "ALTER TABLE join_tokens DROP COLUMN replace_node",
         "ALTER TABLE enrollments DROP COLUMN replace_node",
         "DROP TABLE outbox_waiting",
@@ -438,7 +442,7 @@ async fn what_was_there_before_lanes_and_service_accounts_is_carried_over(databa
         StoreConfig::Postgres { url, .. } => {
             let pool = sqlx::PgPool::connect(url).await.expect("opens");
             let drop_row_types = "DO $$ DECLARE name text; BEGIN \
-                 FOR name IN SELECT typname FROM pg_type WHERE typtype = 'c' AND typname LIKE '%_row' LOOP \
+                 FOR name IN SELECT typname FROM pg_type WHERE typtype = 'c' AND typname ~ '_row(_[0-9]+)?$' LOOP \
                  EXECUTE 'DROP TYPE ' || name; END LOOP; END $$";
             sqlx::query(drop_row_types).execute(&pool).await.expect("drops the types");
             for sql in undo {

@@ -103,14 +103,14 @@ async fn every_field_of_an_enrollment_comes_back(database: &Database) {
 
 async fn every_field_of_a_join_token_comes_back(database: &Database) {
     let store = database.open().await;
-    let node = stored_node(&store).await;
+    let (node, other) = (stored_node(&store).await, stored_node(&store).await);
     let token = join_token();
     store.commit(changes([Change::JoinTokenInsert(token.clone())])).await.expect("commits");
     assert_eq!(store.join_token_get(token.id).await.expect("reads").as_ref(), Some(&token));
     assert_eq!(store.join_token_by_secret(&token.secret_digest).await.expect("reads").as_ref(), Some(&token));
     assert_eq!(store.join_token_by_secret(&digest("other")).await.expect("reads"), None);
     let used = JoinToken {
-        used: Some((later(5), node.id)),
+        used: vec![(later(5), node.id), (later(6), other.id)],
         revoked_at: Some(later(6)),
         note: "n".to_owned(),
         replace_node: Some(node.id),

@@ -214,7 +214,8 @@ pub(crate) fn join_token() -> JoinToken {
         note: "rack 1".to_owned(),
         created_at: NOW,
         expires_at: later(900),
-        used: None,
+        uses: 3,
+        used: Vec::new(),
         revoked_at: None,
         replace_node: None,
     }
