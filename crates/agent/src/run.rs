@@ -147,6 +147,7 @@ async fn run_until(options: RunOptions, shutdown: CancellationToken) -> Result<(
     let for_opening = config.clone();
     let state = gpuaas_runtime::blocking(move || open_state(&for_opening)).await??;
     let OpenedState { _lock, policy, identity, journal, opened, spool, host } = state;
+    let policy = Arc::new(policy);
     for notice in &opened.notices {
         tracing::warn!(notice, "local state was repaired");
     }
@@ -167,7 +168,7 @@ async fn run_until(options: RunOptions, shutdown: CancellationToken) -> Result<(
     let guests = Guests::new(config.guest_telemetry_listen);
     guests.register_all(&host).await;
     tokio::spawn(guests.clone().serve(background.clone()));
-    let telemetry = Telemetry::start(host.clone(), guests.clone(), background.clone()).await;
+    let telemetry = Telemetry::start(host.clone(), guests.clone(), Arc::clone(&policy), background.clone()).await;
     let instance_id = AgentInstanceId::generate();
     let boot_id = host.boot_id();
     let (outbound, volatile) = mpsc::channel(VOLATILE);

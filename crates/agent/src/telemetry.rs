@@ -1,16 +1,20 @@
 //! Telemetry of the host: facts when they change, metrics at their own interval.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use gpuaas_contract::telemetry::MAX_BYTES;
+use gpuaas_contract::telemetry::{HostFacts, MAX_BYTES};
 use gpuaas_host::Host;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::guests::Guests;
+use crate::policy::Policy;
 
 /// How often facts are read; they change with hardware, cables or packages.
 const FACTS_EVERY: Duration = Duration::from_secs(60);
+/// What the host's policy allows is looked at this often: the control plane should not place what would be refused.
+const POLICY_EVERY: Duration = Duration::from_secs(5);
 
 /// The latest facts, updated by a background task. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -22,18 +26,25 @@ pub(crate) struct Telemetry {
 
 impl Telemetry {
     /// Reads the facts once and updates them until `stop`.
-    pub(crate) async fn start(host: Host, guests: Guests, stop: CancellationToken) -> Self {
-        let first = facts_json(&host).await.unwrap_or_default();
-        let (sender, facts) = watch::channel(first);
+    pub(crate) async fn start(host: Host, guests: Guests, policy: Arc<Policy>, stop: CancellationToken) -> Self {
+        let mut known = facts_of(&host).await.unwrap_or_default();
+        let (sender, facts) = watch::channel(with_policy(&mut known, &policy).await.unwrap_or_default());
         let for_task = host.clone();
         tokio::spawn(async move {
+            let mut age = Duration::ZERO;
             loop {
                 tokio::select! {
                     biased;
                     () = stop.cancelled() => return,
-                    () = tokio::time::sleep(FACTS_EVERY) => {}
+                    () = tokio::time::sleep(POLICY_EVERY) => age += POLICY_EVERY,
                 }
-                if let Some(facts) = facts_json(&for_task).await {
+                if age >= FACTS_EVERY {
+                    age = Duration::ZERO;
+                    if let Some(facts) = facts_of(&for_task).await {
+                        known = facts;
+                    }
+                }
+                if let Some(facts) = with_policy(&mut known, &policy).await {
                     sender.send_if_modified(|current| {
                         let changed = *current != facts;
                         *current = facts;
@@ -59,11 +70,19 @@ impl Telemetry {
     }
 }
 
-async fn facts_json(host: &Host) -> Option<String> {
+async fn facts_of(host: &Host) -> Option<HostFacts> {
     let host = host.clone();
     let mut facts = gpuaas_runtime::blocking(move || host.facts()).await.ok()?;
     facts.agent_version = crate::VERSION.to_owned();
-    let json = serde_json::to_string(&facts).ok()?;
+    Some(facts)
+}
+
+/// The facts as JSON, with what the host's policy allows now.
+async fn with_policy(facts: &mut HostFacts, policy: &Arc<Policy>) -> Option<String> {
+    let policy = Arc::clone(policy);
+    let allowed = gpuaas_runtime::blocking(move || policy.allowed()).await.ok()?;
+    facts.allowed_tasks = Some(allowed.into_iter().map(|kind| kind.as_str().to_owned()).collect());
+    let json = serde_json::to_string(facts).ok()?;
     if json.len() <= MAX_BYTES {
         return Some(json);
     }
@@ -71,5 +90,5 @@ async fn facts_json(host: &Host) -> Option<String> {
     facts.disks.truncate(32);
     facts.networks.truncate(32);
     facts.gpus.truncate(32);
-    serde_json::to_string(&facts).ok().filter(|json| json.len() <= MAX_BYTES)
+    serde_json::to_string(facts).ok().filter(|json| json.len() <= MAX_BYTES)
 }

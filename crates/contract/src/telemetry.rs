@@ -1,6 +1,7 @@
-//! What a host says about itself. Never an authority: only shown, and used to warn.
+//! What a host says about itself. Never an authority: it is shown, used to warn, and used to leave a host out.
 
 use crate::id::AllocationId;
+use crate::task::TaskType;
 use crate::task::slice_vm_provision::TelemetrySource;
 use crate::time::Timestamp;
 
@@ -13,6 +14,8 @@ pub const MAX_HOSTNAME: usize = 253;
 pub const MAX_FACT_TEXT: usize = 256;
 /// Most devices of one kind.
 pub const MAX_DEVICES: usize = 256;
+/// Most kinds of tasks: more than there are, for agents of a later version.
+pub const MAX_TASK_KINDS: usize = 128;
 
 /// Slow-changing facts, sent in the hello and again when they change.
 #[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
@@ -42,6 +45,10 @@ pub struct HostFacts {
     pub disks: Vec<DiskFact>,
     /// Network interfaces.
     pub networks: Vec<NetworkFact>,
+    /// The kinds of tasks that the host's policy allows; null if the agent does not say. It allows nothing by itself: the agent asks the
+    /// policy about every task.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub allowed_tasks: Option<Vec<String>>,
 }
 
 /// Facts that are not facts.
@@ -64,6 +71,12 @@ impl HostFacts {
         Ok(serde_json::from_str::<Self>(json)?.bounded())
     }
 
+    /// Which of these kinds of tasks the host's policy does not allow. None if the agent does not say what it allows.
+    pub fn denied_tasks(&self, kinds: &[TaskType]) -> Vec<TaskType> {
+        let Some(allowed) = &self.allowed_tasks else { return Vec::new() };
+        kinds.iter().copied().filter(|kind| !allowed.iter().any(|name| name == kind.as_str())).collect()
+    }
+
     /// The same within bounds: short lists of short texts on one line. Everything is shown to operators, on terminals as well, so no
     /// control characters.
     pub fn bounded(mut self) -> Self {
@@ -72,7 +85,13 @@ impl HostFacts {
         for text in [os, kernel, architecture, agent_version, cpu_model] {
             bound(text, MAX_FACT_TEXT);
         }
-        let Self { cpu_threads: _, memory_bytes: _, gpus, disks, networks, .. } = &mut self;
+        let Self { cpu_threads: _, memory_bytes: _, gpus, disks, networks, allowed_tasks, .. } = &mut self;
+        if let Some(tasks) = allowed_tasks {
+            tasks.truncate(MAX_TASK_KINDS);
+            for task in tasks {
+                bound(task, MAX_FACT_TEXT);
+            }
+        }
         gpus.truncate(MAX_DEVICES);
         disks.truncate(MAX_DEVICES);
         networks.truncate(MAX_DEVICES);

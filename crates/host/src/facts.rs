@@ -22,6 +22,7 @@ pub(crate) fn collect(nvml: &nvml::Library) -> HostFacts {
         gpus: gpus(nvml),
         disks: block::disks(sys),
         networks: network::interfaces(sys),
+        allowed_tasks: None,
     }
 }
 

@@ -444,7 +444,9 @@ impl Bench {
             boot_id: "boot".to_owned(),
             trust: Arc::new(trust.expect("trusted")),
             journal,
-            policy: Policy::load(&folder.path().join("policy.toml")).expect("policy").counting_in(folder.path()).expect("counts"),
+            policy: Arc::new(
+                Policy::load(&folder.path().join("policy.toml")).expect("policy").counting_in(folder.path()).expect("counts"),
+            ),
             host: Host::Sim(host.clone()),
             guests: crate::guests::Guests::new(None),
             spool: Spool::open(&folder.path().join("logs"), 8 << 20).expect("spool"),

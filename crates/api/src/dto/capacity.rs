@@ -70,6 +70,9 @@ pub struct NodeCapacity {
     pub node_name: String,
     /// One row per GPU model.
     pub rows: Vec<CapacityRow>,
+    /// Tasks that its host's policy does not allow, of those that its slots or the whole machine need: they are not given out.
+    #[serde(default)]
+    pub host_policy_denies: Vec<String>,
 }
 
 /// A whole host on offer.

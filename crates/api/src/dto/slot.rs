@@ -79,6 +79,9 @@ pub struct Topology {
     pub proposal: Option<TopologyProposal>,
     /// The node's slots, by index.
     pub slots: Vec<Slot>,
+    /// Tasks that the host's policy does not allow, of those that slots need: no slot of the node is given out while there are any.
+    #[serde(default)]
+    pub host_policy_denies: Vec<String>,
 }
 
 /// The topology that a node discovered.

@@ -25,6 +25,10 @@ pub(super) async fn run(session: &CommandContext, args: CapacityArgs) -> Result<
             session.output.hint(&format!("{} × {} could be leased now", sku.available, sku.sku));
         }
     }
+    for node in capacity.nodes.iter().filter(|node| !node.host_policy_denies.is_empty()) {
+        let denied = node.host_policy_denies.join(", ");
+        session.output.hint(&format!("the host policy of {} does not allow {denied}", node.node_name));
+    }
     Ok(Exit::Done)
 }
 

@@ -127,7 +127,8 @@ fn view(topology: &Topology) -> View {
         .field("by", proposal.task_id)
         .field("simulated", if found.simulated { "yes: nothing on it is real hardware" } else { "" })
         .field("can be used", format!("{} of {} slots", found.candidate_summary.schedulable, found.candidate_summary.slots))
-        .field("in the way", reasons.join("\n"));
+        .field("in the way", reasons.join("\n"))
+        .maybe("host policy", denied(topology));
     let mut table = Table::new(["SLOT", "STATE", "GPU", "NUMA", "DRIVE", "FABRIC", "ADDRESS", "VCPUS", "MEMORY"]);
     for candidate in &found.candidate_slots {
         table.row([
@@ -143,6 +144,12 @@ fn view(topology: &Topology) -> View {
         ]);
     }
     View::DetailsAndTable(details, table)
+}
+
+/// What the host's owner would have to allow.
+fn denied(topology: &Topology) -> Option<String> {
+    let tasks = &topology.host_policy_denies;
+    (!tasks.is_empty()).then(|| format!("does not allow {}: no slot is leased here", tasks.join(", ")))
 }
 
 /// Where a candidate stands: its slot's state, or whether it could become one.

@@ -3,7 +3,7 @@
 use crate::cluster::{AgentHost, Beside, Carrier, Cluster, Ran, Store, write_private};
 use gpuaas_contract::task::TaskType;
 use gpuaas_contract::time::Timestamp;
-use gpuaas_testkit::{Launch, PATIENCE, TempDir, free_port};
+use gpuaas_testkit::{Launch, PATIENCE, TempDir, eventually, free_port};
 use serde_json::Value;
 
 const KEY: &str = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJwBQ0Rk5yyC9bmCK1Kf9gvvNQWYF3rPzqeQFZ0sWsWq";
@@ -27,6 +27,51 @@ pub(crate) fn host(cluster: &Cluster, name: &str) -> (AgentHost, String) {
     let node = host.node_id();
     cluster.wait_online(&node, true);
     (host, node)
+}
+
+/// The host's owner has the last word, and the control plane knows it before it places anything.
+#[test]
+fn a_host_whose_owner_denies_guests_has_no_capacity_until_the_policy_changes() {
+    let Some(cluster) = Cluster::start_beside(Store::Sqlite, &[]) else { return };
+    let (mut host, node) = host(&cluster, "gpu-1");
+    let key = tenant(&cluster);
+    cluster.json(&["node", "topology", "discover", &node]);
+    cluster.json(&["node", "topology", "approve", &node]);
+    cluster.json(&["sku", "create", "h100-2x", "--slots", "2", "--gpu", "10de:2330", "--price", "5"]);
+    cluster.json(&["image", "create", "ubuntu", "--from", "https://images.example/u.img", "--sha256", DIGEST, "--platform"]);
+    let until_available = |wanted: u64| {
+        eventually(PATIENCE, "the control plane knows the policy", || {
+            (cluster.json(&["catalog"])[0]["available"].as_u64() == Some(wanted)).then_some(())
+        });
+    };
+    until_available(4);
+    let path = host.folder.join("policy.toml");
+    let policy = std::fs::read_to_string(&path).unwrap();
+    // The agent runs on, and notices by itself.
+    write_private(&path, &policy.replace("\"slice.vm_provision\", ", ""));
+    until_available(0);
+    let check = || {
+        let denied = serde_json::json!(["slice.vm_provision"]);
+        let capacity = cluster.json(&["capacity"]);
+        assert_eq!(
+            (&capacity["nodes"][0]["host_policy_denies"], &capacity["models"][0]["free"]),
+            (&denied, &serde_json::json!(0))
+        );
+        assert_eq!(cluster.json(&["node", "topology", "show", &node])["host_policy_denies"], denied);
+        let create = ["alloc", "create", "trainer", "--sku", "h100-2x", "--image", "ubuntu", "--ssh-key", &key, "-o", "json"];
+        assert_eq!(cluster.cli(&[&create[..], &["--dry-run"]].concat()).json()["fits"], false);
+        let refused = cluster.cli(&create);
+        assert!(refused.stderr.contains("no_capacity") || refused.stdout.contains("no_capacity"), "{refused:?}");
+    };
+    check();
+    // Nor does a restart bring it back.
+    host.stop();
+    host.start();
+    cluster.wait_online(&node, true);
+    check();
+    write_private(&path, &policy);
+    until_available(4);
+    host.stop();
 }
 
 /// A tenant with a key of their own.

@@ -61,6 +61,7 @@ pub(super) async fn capacity(State(control): Shared) -> Result<Json<dto::Capacit
         node_id: node.node_id,
         node_name: node.name,
         rows: node.rows.into_iter().map(row_to_dto).collect(),
+        host_policy_denies: node.denied_tasks.iter().map(ToString::to_string).collect(),
     };
     Ok(Json(dto::Capacity {
         skus: skus.collect(),

@@ -8,6 +8,7 @@ use axum::{Extension, Json};
 use gpuaas_api::dto::{self, Page, Reason, SlotListQuery, Topology, TopologyApprove, TopologyProposal};
 use gpuaas_contract::id::{NodeId, SlotId};
 use gpuaas_domain::node::Node;
+use gpuaas_domain::placement;
 use gpuaas_domain::slot::{Operation, Slot};
 
 use super::page_request;
@@ -82,7 +83,8 @@ pub(super) async fn topology(State(control): Shared, Segments(name): Segments<St
         found,
     });
     let slots = found.slots.into_iter().map(|slot| to_dto(slot, Some(&found.node))).collect();
-    Ok(Json(Topology { node_id: found.node.id, proposal, slots }))
+    let host_policy_denies = placement::denied_to_slots(&found.node).iter().map(ToString::to_string).collect();
+    Ok(Json(Topology { node_id: found.node.id, proposal, slots, host_policy_denies }))
 }
 
 pub(super) async fn approve(

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use gpuaas_contract::id::{NodeId, SlotId};
 use gpuaas_contract::slice::PciAddress;
+use gpuaas_contract::task::TaskType;
 use gpuaas_contract::telemetry::GpuFact;
 use gpuaas_contract::time::Timestamp;
 
@@ -52,6 +53,20 @@ pub struct Candidate {
     pub(super) models: Vec<Model>,
     /// By index; those that were withdrawn are no slots any more.
     pub(super) slots: Vec<SlotView>,
+    /// What the host's policy does not allow of what slots need.
+    pub(super) denied_to_slots: Vec<TaskType>,
+    /// The same for the machine as a whole.
+    pub(super) denied_to_machine: Vec<TaskType>,
+}
+
+/// What a host must allow to serve slots. One that could not end a guest must not get one.
+const SLOT_TASKS: [TaskType; 2] = [TaskType::SliceVmProvision, TaskType::SliceVmRelease];
+/// What a host must allow to be leased as a whole.
+const MACHINE_TASKS: [TaskType; 2] = [TaskType::AllocationProvisionUser, TaskType::AllocationDeprovisionUser];
+
+/// The tasks that a node's host policy does not allow, of those that slots need.
+pub fn denied_to_slots(node: &Node) -> Vec<TaskType> {
+    node.facts.denied_tasks(&SLOT_TASKS)
 }
 
 /// A kind of GPU on one node.
@@ -253,12 +268,21 @@ impl Candidate {
             maintenance,
             models,
             slots,
+            denied_to_slots: denied_to_slots(node),
+            denied_to_machine: node.facts.denied_tasks(&MACHINE_TASKS),
         }
     }
 
     /// The node.
     pub fn node_id(&self) -> NodeId {
         self.node_id
+    }
+
+    /// What the host's policy does not allow of what it is offered for.
+    pub(super) fn denied_tasks(&self) -> Vec<TaskType> {
+        let slots = self.denied_to_slots.iter().filter(|_| !self.slots.is_empty());
+        let machine = self.denied_to_machine.iter().filter(|_| self.machine.is_some());
+        slots.chain(machine).copied().collect()
     }
 
     /// Shows what was chosen for somebody as taken.
@@ -279,12 +303,13 @@ impl Candidate {
             None | Some(MachineUse::Free | MachineUse::HeldBack) => true,
             Some(MachineUse::Leased | MachineUse::Dirty) => false,
         };
-        self.online && self.service.takes_work() && whole
+        self.online && self.service.takes_work() && whole && self.denied_to_slots.is_empty()
     }
 
     /// Whether it may be given out as a whole. A slot that is in use, dirty or held back keeps the machine from it.
     fn serves_whole(&self) -> bool {
-        self.online && self.service.takes_work() && self.machine == Some(MachineUse::Free) && self.all_free()
+        let served = self.online && self.service.takes_work() && self.denied_to_machine.is_empty();
+        served && self.machine == Some(MachineUse::Free) && self.all_free()
     }
 
     pub(super) fn all_free(&self) -> bool {

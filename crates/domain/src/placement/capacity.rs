@@ -5,6 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use gpuaas_contract::id::NodeId;
+use gpuaas_contract::task::TaskType;
 
 use super::candidate::{Candidate, Gpu, MachineUse, Model, SlotView};
 use super::fleet::Fleet;
@@ -45,7 +46,8 @@ pub struct CapacityRow {
     pub delivered: usize,
     /// Slots that serve somebody or could at once.
     pub healthy: usize,
-    /// All others: dirty, held back, or on a node that is offline, quarantined or locked; and the free ones of a node in maintenance.
+    /// All others: dirty, held back, or on a node that is offline, quarantined or locked; and the free ones of a node in maintenance, or
+    /// of a host whose policy denies guests.
     pub unhealthy: usize,
     /// In the hands of an allocation, or on a machine that is leased as a whole.
     pub allocated: usize,
@@ -64,6 +66,8 @@ pub struct NodeCapacity {
     pub name: String,
     /// A row per model.
     pub rows: Vec<CapacityRow>,
+    /// What its host's policy does not allow, of what its slots or the whole machine need: they are not given out.
+    pub denied_tasks: Vec<TaskType>,
 }
 
 /// What a slot does for the cloud.
@@ -135,6 +139,7 @@ impl Fleet {
             node_id: candidate.node_id,
             name: candidate.name.clone(),
             rows: rows_of(candidate).collect(),
+            denied_tasks: candidate.denied_tasks(),
         };
         counted.map(of).collect()
     }
@@ -170,7 +175,11 @@ fn slot_status(candidate: &Candidate, slot: &SlotView) -> SlotStatus {
         _ if !may_connect => SlotStatus::Unhealthy,
         (Some(slot_status), _) => slot_status,
         (None, SlotState::Leased | SlotState::Releasing) => SlotStatus::Allocated,
-        (None, SlotState::Available) if slot.is_free() && candidate.service.takes_work() => SlotStatus::Free,
+        (None, SlotState::Available)
+            if slot.is_free() && candidate.service.takes_work() && candidate.denied_to_slots.is_empty() =>
+        {
+            SlotStatus::Free
+        }
         (
             None,
             SlotState::Available

@@ -25,7 +25,7 @@ use gpuaas_contract::id::{NodeId, SlotId};
 use gpuaas_contract::slice::MAX_SLOTS;
 use gpuaas_contract::time::Timestamp;
 
-pub use candidate::{Candidate, MachineOffer, MachineUse};
+pub use candidate::{Candidate, MachineOffer, MachineUse, denied_to_slots};
 pub use capacity::{CapacityRow, NodeCapacity, SlotModel};
 pub use fleet::Fleet;
 pub use no_fit::{MAX_LISTED, NoFit, NodeReason};

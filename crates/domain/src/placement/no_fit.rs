@@ -243,6 +243,12 @@ impl Judge<'_> {
             ReasonKind::Quarantined => Reason::Quarantined,
             ReasonKind::Locked => Reason::Locked,
             ReasonKind::Retired => Reason::Retired,
+            ReasonKind::HostPolicyDenies => Reason::HostPolicyDenies {
+                tasks: match &self.ask {
+                    Asked::Slots(_) => candidate.denied_to_slots.clone(),
+                    Asked::Machine { .. } => candidate.denied_to_machine.clone(),
+                },
+            },
             ReasonKind::MachineNotOffered => Reason::MachineNotOffered,
             ReasonKind::MachineLeased => Reason::MachineLeased,
             ReasonKind::MachineDirty => Reason::MachineDirty,
@@ -310,6 +316,7 @@ fn missing_slots(candidate: &Candidate, ask: &Ask, kinds: Kinds) -> (Kinds, usiz
         return (kinds.with(ReasonKind::NoSlots), 0);
     }
     let counts = Counts::of(candidate, ask);
+    let kinds = kinds.with_if(!candidate.denied_to_slots.is_empty(), ReasonKind::HostPolicyDenies);
     let kinds = match counts {
         Counts { all: 0, .. } => kinds.with(ReasonKind::WrongModel),
         Counts { fitting, .. } if fitting >= ask.count => kinds,
@@ -335,6 +342,7 @@ fn missing_machine(candidate: &Candidate, wanted: &Wanted, gpus: Option<usize>, 
         Some(MachineUse::Leased) => kinds.with(ReasonKind::MachineLeased),
         Some(MachineUse::Dirty) => kinds.with(ReasonKind::MachineDirty),
     };
+    let kinds = kinds.with_if(!candidate.denied_to_machine.is_empty(), ReasonKind::HostPolicyDenies);
     let has = candidate.gpus(wanted);
     let wrong_model = has == 0 && *wanted != Wanted::Any;
     let wrong_count = !wrong_model && gpus.is_some_and(|wanted| wanted != has);

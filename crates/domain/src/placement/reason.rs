@@ -3,6 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
+use gpuaas_contract::task::TaskType;
+
 use super::candidate::SlotView;
 use crate::slot::SlotState;
 
@@ -23,6 +25,8 @@ pub enum ReasonKind {
     Locked,
     /// See [`Reason::Retired`].
     Retired,
+    /// See [`Reason::HostPolicyDenies`].
+    HostPolicyDenies,
     /// See [`Reason::MachineNotOffered`].
     MachineNotOffered,
     /// See [`Reason::MachineLeased`].
@@ -45,7 +49,7 @@ pub enum ReasonKind {
 
 impl ReasonKind {
     /// Every kind.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::NotPinned,
         Self::Avoided,
         Self::Offline,
@@ -53,6 +57,7 @@ impl ReasonKind {
         Self::Quarantined,
         Self::Locked,
         Self::Retired,
+        Self::HostPolicyDenies,
         Self::MachineNotOffered,
         Self::MachineLeased,
         Self::MachineDirty,
@@ -74,6 +79,7 @@ impl ReasonKind {
             Self::Quarantined => "quarantined",
             Self::Locked => "locked",
             Self::Retired => "retired",
+            Self::HostPolicyDenies => "host_policy_denies",
             Self::MachineNotOffered => "machine_not_offered",
             Self::MachineLeased => "machine_leased",
             Self::MachineDirty => "machine_dirty",
@@ -104,6 +110,11 @@ pub enum Reason {
     Locked,
     /// The node is gone for good.
     Retired,
+    /// The host's owner does not allow what it takes.
+    HostPolicyDenies {
+        /// Which tasks.
+        tasks: Vec<TaskType>,
+    },
     /// It is not given out as a whole.
     MachineNotOffered,
     /// An allocation has the whole machine.
@@ -160,6 +171,7 @@ impl Reason {
             Self::Quarantined => ReasonKind::Quarantined,
             Self::Locked => ReasonKind::Locked,
             Self::Retired => ReasonKind::Retired,
+            Self::HostPolicyDenies { .. } => ReasonKind::HostPolicyDenies,
             Self::MachineNotOffered => ReasonKind::MachineNotOffered,
             Self::MachineLeased => ReasonKind::MachineLeased,
             Self::MachineDirty => ReasonKind::MachineDirty,
@@ -188,6 +200,10 @@ impl fmt::Display for Reason {
             Self::Quarantined => f.write_str("it is quarantined; unquarantine it when what is wrong is settled"),
             Self::Locked => f.write_str("it is locked because two copies of its identity were seen; enroll it again"),
             Self::Retired => f.write_str("it is retired"),
+            Self::HostPolicyDenies { tasks } => {
+                let tasks: Vec<&str> = tasks.iter().map(|task| task.as_str()).collect();
+                write!(f, "its host policy does not allow {}; only the host's owner can change that", tasks.join(", "))
+            }
             Self::MachineNotOffered => f.write_str("it is not given out as a whole machine"),
             Self::MachineLeased => f.write_str("an allocation has the whole machine"),
             Self::MachineDirty => {

@@ -53,6 +53,23 @@ fn slots_of_nodes_that_cannot_serve_are_unhealthy() {
 }
 
 #[test]
+fn a_host_whose_policy_denies_guests_has_no_free_slots() {
+    let count = |allowed: Option<&[&str]>| {
+        let mut host = Host::h100(1, 8).leased(0..3);
+        host.node.facts.allowed_tasks = allowed.map(|tasks| tasks.iter().map(|task| (*task).to_owned()).collect());
+        let fleet = fleet([&host]);
+        let denied: Vec<&str> = fleet.capacity_by_node()[0].denied_tasks.iter().map(|task| task.as_str()).collect();
+        (numbers(&fleet.capacity()[0]), denied)
+    };
+    let guests = ["slice.vm_provision", "slice.vm_release"];
+    assert_eq!(count(None), ([1, 8, 8, 0, 3, 5, 5], vec![]), "an older agent does not say");
+    assert_eq!(count(Some(&guests)), ([1, 8, 8, 0, 3, 5, 5], vec![]));
+    // Those who are there are still served.
+    assert_eq!(count(Some(&[])), ([1, 8, 3, 5, 3, 0, 0], guests.to_vec()));
+    assert_eq!(count(Some(&guests[..1])), ([1, 8, 3, 5, 3, 0, 0], vec![guests[1]]), "what could not be ended is not begun");
+}
+
+#[test]
 fn nodes_have_rows_of_their_own() {
     let hosts = [Host::h100(1, 8).leased(0..3), Host::h100(2, 8).service(NodeService::Retired), Host::h100(3, 0)];
     let nodes = fleet(&hosts).capacity_by_node();

@@ -19,6 +19,33 @@ fn sized(count: usize, min_vcpus_per_slot: u32, min_memory_mib_per_slot: u64) ->
     PlacementRequest::new(What::Slots { count, gpu_model: None, min_vcpus_per_slot, min_memory_mib_per_slot })
 }
 
+/// Says what the host's policy allows.
+fn allowing(mut host: Host, tasks: &[&str]) -> Host {
+    host.node.facts.allowed_tasks = Some(tasks.iter().map(|task| (*task).to_owned()).collect());
+    host
+}
+
+#[test]
+fn a_host_gets_only_what_its_policy_allows() {
+    let kinds =
+        |host: &Host, request: &PlacementRequest| reasons(host, request).iter().map(|reason| reason.as_str()).collect::<Vec<_>>();
+    let guests = ["slice.vm_provision", "slice.vm_release"];
+    let users = ["allocation.provision_user", "allocation.deprovision_user"];
+    let hosts = [allowing(Host::h100(1, 8), &users), allowing(Host::h100(2, 8), &guests)];
+    assert_eq!(chosen(&hosts, &slots(1)).0, 2);
+    assert_eq!(fleet(&hosts).how_many(&slots(1)), 8, "of sixteen slots");
+    assert_eq!(kinds(&hosts[0], &slots(1)), ["host_policy_denies"]);
+    let whole = hosts.map(|host| host.machine(MachineUse::Free));
+    assert_eq!(chosen(&whole, &machine(None, None)).0, 1);
+    assert_eq!(fleet(&whole).how_many(&machine(None, None)), 1);
+    assert_eq!(kinds(&whole[1], &machine(None, None)), ["host_policy_denies"]);
+    let reported = refused(&whole[1..], &machine(None, None)).for_operators().join("\n");
+    assert!(reported.contains("does not allow allocation.provision_user, allocation.deprovision_user"), "{reported}");
+    // The report only narrows: what it claims to allow opens no node that is closed otherwise.
+    let drained = allowing(Host::h100(3, 8), &guests).service(NodeService::Draining);
+    assert_eq!(kinds(&drained, &slots(1)), ["draining"]);
+}
+
 #[test]
 fn packing_takes_the_tightest_fit() {
     let hosts = [Host::h100(1, 8).leased(0..1), Host::h100(2, 8).leased(0..5), Host::h100(3, 8).leased(0..4)];

@@ -51,6 +51,7 @@ impl Profile {
             gpus: BUSES.iter().enumerate().map(|(index, bus)| self.gpu(index, *bus)).collect(),
             disks: disks(hardware_id),
             networks: networks(hardware_id),
+            allowed_tasks: None,
         }
     }
 

@@ -131,6 +131,7 @@ fn facts() -> HostFacts {
         gpus: vec![GpuFact { pci_address: "0000:17:00.0".to_owned(), numa_node: -1, ..GpuFact::default() }],
         disks: vec![DiskFact { name: "nvme0n1".to_owned(), size_bytes: 7, ..DiskFact::default() }],
         networks: vec![NetworkFact { name: "eth0".to_owned(), up: true, ..NetworkFact::default() }],
+        allowed_tasks: Some(vec!["diag.ping".to_owned()]),
     }
 }
 

@@ -294,7 +294,7 @@ async fn start_on(
         boot_id: host.boot_id(),
         trust: Arc::new(trust),
         journal,
-        policy: Policy::load(&folder.join("policy.toml")).expect("policy").counting_in(folder).expect("counts"),
+        policy: Arc::new(Policy::load(&folder.join("policy.toml")).expect("policy").counting_in(folder).expect("counts")),
         host,
         guests: guests.clone(),
         spool: Spool::open(&folder.join("logs"), 8 << 20).expect("spool"),
