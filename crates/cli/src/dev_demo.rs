@@ -96,6 +96,8 @@ async fn products(client: &Client) -> Result<(), CliError> {
             kind: ProductKind::Slice,
             slots: Some(slots),
             gpu_model: Some(gpu.to_owned()),
+            // The simulated hosts may not have connected yet.
+            allow_unknown_gpu: true,
             min_vcpus: 0,
             min_memory_mib: 0,
             price_per_hour: Money::of_millionths(price_per_hour, Currency::USD),

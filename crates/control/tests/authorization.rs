@@ -128,6 +128,7 @@ async fn catalog(server: &TestServer) {
         kind: ProductKind::Slice,
         slots: Some(1),
         gpu_model: None,
+        allow_unknown_gpu: false,
         min_vcpus: 0,
         min_memory_mib: 0,
         price_per_hour: gpuaas_contract::money::Money::of_millionths(1, gpuaas_contract::money::Currency::USD),

@@ -86,9 +86,13 @@ pub struct SkuCreate {
     /// Number of slots of a slice, 1 to 16; absent for a whole host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slots: Option<u32>,
-    /// GPU model, as hosts report it or as PCI id `vendor:device`; absent for slots without a GPU.
+    /// GPU model, as hosts report it or as PCI id `vendor:device`; absent for slots without a GPU. A GPU that no node has reported is
+    /// refused unless `allow_unknown_gpu` is set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu_model: Option<String>,
+    /// Accept a GPU that no node has reported yet, for hardware that arrives later.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub allow_unknown_gpu: bool,
     /// Minimum number of vCPUs per slot.
     #[serde(default)]
     pub min_vcpus: u32,

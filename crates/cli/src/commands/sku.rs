@@ -33,6 +33,9 @@ pub(crate) enum SkuCommand {
         /// The GPU, as hosts name it or as `vendor:device`; without it, any slot will do.
         #[arg(long, value_name = "MODEL")]
         gpu: Option<String>,
+        /// Accept a GPU that no node has reported yet, for hardware that arrives later.
+        #[arg(long, requires = "gpu")]
+        allow_unknown_gpu: bool,
         /// vCPUs of each slot at least.
         #[arg(long, value_name = "COUNT", default_value_t = 0)]
         min_vcpus: u32,
@@ -79,7 +82,18 @@ pub(crate) enum SkuCommand {
 pub(super) async fn run(session: &CommandContext, command: SkuCommand) -> Result<Exit, CliError> {
     let client = session.client()?;
     let sku = match command {
-        SkuCommand::Create { name, slots, bare_metal, gpu, min_vcpus, min_memory_mib, price, currency, description } => {
+        SkuCommand::Create {
+            name,
+            slots,
+            bare_metal,
+            gpu,
+            allow_unknown_gpu,
+            min_vcpus,
+            min_memory_mib,
+            price,
+            currency,
+            description,
+        } => {
             let kind = if bare_metal { ProductKind::BareMetal } else { ProductKind::Slice };
             let create = SkuCreate {
                 name,
@@ -87,6 +101,7 @@ pub(super) async fn run(session: &CommandContext, command: SkuCommand) -> Result
                 kind,
                 slots,
                 gpu_model: gpu,
+                allow_unknown_gpu,
                 min_vcpus,
                 min_memory_mib,
                 price_per_hour: Money { amount: price, currency },

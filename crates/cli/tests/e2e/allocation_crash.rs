@@ -62,6 +62,7 @@ impl<'a> Tenant<'a> {
                 kind: ProductKind::Slice,
                 slots: Some(2),
                 gpu_model: None,
+                allow_unknown_gpu: false,
                 min_vcpus: 0,
                 min_memory_mib: 0,
                 price_per_hour: Money::of_millionths(1, Currency::USD),

@@ -68,6 +68,9 @@ pub(crate) async fn create(control: &Control, caller: &Caller, wanted: SkuCreate
         }
     };
     let context = caller.context();
+    if let Some(model) = wanted.gpu_model.as_deref().filter(|_| !wanted.allow_unknown_gpu) {
+        control.fleet.ask(control, |fleet| fleet.check_model(model)).await??;
+    }
     let sku = Sku {
         id: SkuId::generate(),
         version: 0,

@@ -49,6 +49,7 @@ impl Shop {
                 kind,
                 slots,
                 gpu_model: None,
+                allow_unknown_gpu: false,
                 min_vcpus: 0,
                 min_memory_mib: 0,
                 price_per_hour: Money::of_millionths(2_500_000, Currency::USD),

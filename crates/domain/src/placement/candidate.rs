@@ -343,6 +343,15 @@ impl Candidate {
         self.slots.iter().filter(move |slot| slot.is_free() && ask.is_met_by(slot) && here.covers(slot))
     }
 
+    /// The GPUs that the node says it has, each as it can be asked for: `vendor:device`, and what the node calls it.
+    pub(super) fn model_names(&self) -> impl Iterator<Item = String> {
+        self.models.iter().filter_map(|model| {
+            let key = model.key()?;
+            let named = !model.name.is_empty() && *model.label != *key;
+            Some(if named { format!("{key} ({})", model.name) } else { key.to_string() })
+        })
+    }
+
     /// How many GPUs of this kind the machine has.
     pub(super) fn gpus(&self, wanted: &Wanted) -> usize {
         let counts = |model: &&Model| match wanted {

@@ -3,15 +3,19 @@
 //! There is a shelf for everything that can be asked for: every name of every model, slots without a GPU, and all slots. A node stands on it
 //! with the number of its free slots. The best node is then most often among the first, and a lease or a release moves one node.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use gpuaas_contract::id::NodeId;
 use gpuaas_contract::time::Timestamp;
 
 use super::affinity;
-use super::candidate::{Ask, Candidate, Offer, SlotView, Wanted};
+use super::candidate::{Ask, Candidate, Offer, SlotView, Wanted, plain};
 use super::no_fit::NoFit;
 use super::{Placement, PlacementRequest, Policy, What};
+use crate::refusal::Refusal;
+
+/// Most models that a refusal lists.
+const MAX_MODELS_LISTED: usize = 20;
 
 const FIRST_NODE: NodeId = NodeId::from_bytes([0; 16]);
 const LAST_NODE: NodeId = NodeId::from_bytes([255; 16]);
@@ -146,6 +150,26 @@ impl Fleet {
     /// All nodes, by id.
     pub(super) fn candidates(&self) -> impl Iterator<Item = &Candidate> {
         self.nodes.values()
+    }
+
+    /// Refuses the name of a GPU that no node has ever reported: nothing with it could be placed.
+    pub fn check_model(&self, model: &str) -> Result<(), Refusal> {
+        let wanted = Wanted::of(Some(&model.to_owned()));
+        if self.candidates().any(|candidate| candidate.gpus(&wanted) > 0) {
+            return Ok(());
+        }
+        let known: BTreeSet<String> = self.candidates().flat_map(Candidate::model_names).collect();
+        let more = known.len().saturating_sub(MAX_MODELS_LISTED);
+        let mut listed: Vec<String> = known.into_iter().take(MAX_MODELS_LISTED).collect();
+        if more > 0 {
+            listed.push(format!("and {more} more"));
+        }
+        let known = if listed.is_empty() { "no node has reported a GPU yet".to_owned() } else { listed.join(", ") };
+        let message = format!(
+            "no node has ever reported a GPU `{}`; known are: {known}. Set `allow_unknown_gpu` for hardware that arrives later",
+            plain(model).collect::<String>()
+        );
+        Err(Refusal::invalid("gpu_model_unknown", message).in_body("/gpu_model"))
     }
 
     /// Where an allocation goes, or why nowhere.

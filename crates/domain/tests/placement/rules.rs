@@ -47,6 +47,23 @@ fn a_host_gets_only_what_its_policy_allows() {
 }
 
 #[test]
+fn a_gpu_that_no_node_has_reported_is_unknown() {
+    let mut gone = Host::new(2, 1, MI300X).service(NodeService::Retired);
+    gone.node.session = None;
+    let fleet = fleet(&[Host::h100(1, 2), gone]);
+    for known in ["10de:2330", "10DE:2330", "nvidia h100 80gb hbm3", "1002:74a1", " AMD Instinct MI300X "] {
+        assert_eq!(fleet.check_model(known), Ok(()), "{known}");
+    }
+    for unknown in ["h100", "10de", "", "10de:2331"] {
+        let refusal = fleet.check_model(unknown).expect_err("unknown");
+        assert_eq!(refusal.code, "gpu_model_unknown");
+        assert!(refusal.message.contains("10de:2330 (NVIDIA H100 80GB HBM3)"), "{}", refusal.message);
+    }
+    let none = crate::rig::fleet(&[] as &[Host]).check_model("10de:2330").expect_err("nothing is known");
+    assert!(none.message.contains("no node has reported a GPU yet"), "{}", none.message);
+}
+
+#[test]
 fn packing_takes_the_tightest_fit() {
     let hosts = [Host::h100(1, 8).leased(0..1), Host::h100(2, 8).leased(0..5), Host::h100(3, 8).leased(0..4)];
     assert_eq!(chosen(&hosts, &slots(2)).0, 2);
