@@ -64,6 +64,7 @@ pub struct Control {
     server_id: ServerId,
     ca: Arc<pki::Ca>,
     keys: pki::KeyRing,
+    listener_certificates: pki::ListenerCertificates,
     hub: link::Hub,
     denied: link::DenyList,
     budgets: link::NodeBudgets,

@@ -41,6 +41,8 @@ pub(crate) struct Metrics {
     budget_exceeded: Family<KindLabel, Counter>,
     ca_requests: CaRequests,
     ca_available: Gauge,
+    listener_certificates: Family<ListenerLabel, Gauge>,
+    listener_renewal_failing: Family<ListenerLabel, Gauge>,
     destructions: Counter,
     destructions_refused: Counter,
 }
@@ -76,6 +78,11 @@ struct StepLabel {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ListenerLabel {
+    listener: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct KindLabel {
     kind: &'static str,
 }
@@ -106,6 +113,8 @@ impl Metrics {
             budget_exceeded: Family::default(),
             ca_requests: CaRequests::default(),
             ca_available: Gauge::default(),
+            listener_certificates: Family::default(),
+            listener_renewal_failing: Family::default(),
             destructions: Counter::default(),
             destructions_refused: Counter::default(),
             registry: Registry::default(),
@@ -173,6 +182,16 @@ impl Metrics {
             "ca_available",
             "1 if the certificate authority answers, 0 if it does not",
             metrics.ca_available.clone(),
+        );
+        registry.register(
+            "listener_certificate_seconds_left",
+            "Seconds until the certificate of a listener expires; below 0 once it has",
+            metrics.listener_certificates.clone(),
+        );
+        registry.register(
+            "listener_certificate_renewal_failing",
+            "1 if the certificate of a listener could not be replaced when that was last tried",
+            metrics.listener_renewal_failing.clone(),
         );
         Self { registry, ..metrics }
     }
@@ -244,6 +263,13 @@ impl Metrics {
 
     pub(crate) fn ca_available(&self, available: bool) {
         self.ca_available.set(available.into());
+    }
+
+    /// The certificate of a listener, as of now.
+    pub(crate) fn listener_certificate(&self, listener: &'static str, seconds_left: i64, renewal_fails: bool) {
+        let label = ListenerLabel { listener };
+        self.listener_certificates.get_or_create(&label).set(seconds_left);
+        self.listener_renewal_failing.get_or_create(&label).set(renewal_fails.into());
     }
 
     pub(crate) fn destruction_counted(&self) {

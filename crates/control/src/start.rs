@@ -212,6 +212,7 @@ async fn start_roles(config: ServerConfig) -> Result<Server, StartError> {
         server_id: ServerId::generate(),
         ca: Arc::new(ca),
         keys,
+        listener_certificates: pki::ListenerCertificates::default(),
         hub: link::Hub::default(),
         denied: link::DenyList::default(),
         budgets: link::NodeBudgets::default(),
@@ -375,6 +376,7 @@ async fn api_tls(tls: &ApiTls, control: &Control, keys_dir: &Path) -> Result<Opt
         ApiTls::BuiltIn(names) => {
             let ca = Arc::clone(&control.ca);
             let certificate = pki::ServingCertificate::new(ca, names.clone(), keys_dir, pki::Listener::Api).await?;
+            control.listener_certificates.show(&certificate);
             control.background.spawn(Arc::clone(&certificate).keep_fresh(control.shutdown.clone()));
             certificate
         }
@@ -386,6 +388,9 @@ async fn api_tls(tls: &ApiTls, control: &Control, keys_dir: &Path) -> Result<Opt
             let chain = CertificateDer::pem_file_iter(certificate).map_err(bad(certificate))?;
             let chain = chain.collect::<Result<Vec<_>, _>>().map_err(bad(certificate))?;
             let private = PrivateKeyDer::from_pem_file(key).map_err(bad(key))?;
+            if let Some(leaf) = chain.first() {
+                control.listener_certificates.show_file(pki::Listener::Api, leaf)?;
+            }
             let unfit = |error: rustls::Error| StartError::ApiCertificate { path: key.clone(), detail: error.to_string() };
             let certified = rustls::sign::CertifiedKey::from_der(chain, private, &provider).map_err(unfit)?;
             Arc::new(rustls::sign::SingleCertAndKey::from(certified))

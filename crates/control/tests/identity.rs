@@ -93,6 +93,20 @@ async fn a_join_token_for_many_hosts_enrolls_no_more_than_that_also_when_they_co
 }
 
 #[tokio::test]
+async fn the_certificate_of_the_listener_is_shown_with_its_end() {
+    let server = TestServer::sqlite().await;
+    let info = server.client().cluster().await.unwrap();
+    let [link] = info.listeners.as_slice() else { panic!("{:?}", info.listeners) };
+    assert_eq!((link.listener.as_str(), link.renewal_error.as_deref()), ("link", None));
+    assert!(link.certificate_renews_at.is_some_and(|at| info.server_time < at && at < link.certificate_expires_at), "{link:?}");
+    let metrics = common::plain_http().get(format!("{}/metrics", server.url())).bearer_auth(&server.admin_token);
+    let metrics = metrics.send().await.unwrap().text().await.unwrap();
+    let left = metrics.lines().find_map(|line| line.strip_prefix("gpuaas_listener_certificate_seconds_left{listener=\"link\"} "));
+    assert!(left.is_some_and(|left| left.parse::<i64>().unwrap() > 3600), "{metrics}");
+    assert!(metrics.contains("gpuaas_listener_certificate_renewal_failing{listener=\"link\"} 0"), "{metrics}");
+}
+
+#[tokio::test]
 async fn the_second_door_waits_for_an_operator() {
     let server = TestServer::sqlite().await;
     let ask = async |host: &Host| -> EnrollPending {

@@ -20,11 +20,33 @@ pub struct ClusterInfo {
     pub version: String,
     /// Address that agents connect to, `host:port`.
     pub link_address: String,
+    /// The listeners with TLS of the server process that answers.
+    #[serde(default)]
+    pub listeners: Vec<ListenerInfo>,
     /// `sqlite` or `postgres`.
     pub store: String,
     /// The server's clock.
     #[serde(with = "Rfc3339")]
     pub server_time: Timestamp,
+}
+
+/// A listener of a server process, with the certificate that it shows.
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+pub struct ListenerInfo {
+    /// `link`, where agents connect, or `api`.
+    pub listener: String,
+    /// Since when its certificate is valid.
+    #[serde(with = "Rfc3339")]
+    pub certificate_issued_at: Timestamp,
+    /// When its certificate expires.
+    #[serde(with = "Rfc3339")]
+    pub certificate_expires_at: Timestamp,
+    /// When the server replaces it; absent for a certificate from a file, which an operator replaces.
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "OptionalRfc3339")]
+    pub certificate_renews_at: Option<Timestamp>,
+    /// Why it could not be replaced when that was last tried.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub renewal_error: Option<String>,
 }
 
 /// The certificate authority of a cluster.

@@ -46,7 +46,7 @@ pub use audit::{AuditExportQuery, AuditQuery, AuditRow};
 pub use budget::{Budget, BudgetLift, BudgetScope};
 pub use capacity::{Capacity, CapacityRow, Machine, MachineListQuery, MachineOffer, NodeCapacity, SkuCapacity};
 pub use catalog::{CatalogItem, Product, Sku, SkuChange, SkuCreate};
-pub use cluster::{CaInfo, CaState, ClusterInfo, TaskTypeInfo};
+pub use cluster::{CaInfo, CaState, ClusterInfo, ListenerInfo, TaskTypeInfo};
 pub use enrollment::{
     Enrollment, EnrollmentApprove, EnrollmentListQuery, ExistingNode, JoinToken, JoinTokenCreate, JoinTokenCreated, JoinedNode,
 };

@@ -1,7 +1,7 @@
 //! `gpuaas cluster`.
 
 use clap::Subcommand;
-use gpuaas_api::dto::{Budget, BudgetLift, CaInfo, CaState};
+use gpuaas_api::dto::{Budget, BudgetLift, CaInfo, CaState, ListenerInfo};
 
 use super::moment;
 use crate::context::CommandContext;
@@ -57,17 +57,32 @@ fn ca(info: &CaInfo) -> String {
     text
 }
 
+/// The certificate of a listener in a line.
+fn listener(info: &ListenerInfo) -> String {
+    let mut text = format!("{}: until {}", info.listener, moment(info.certificate_expires_at));
+    match info.certificate_renews_at {
+        Some(at) => text.push_str(&format!(", replaced {}", moment(at))),
+        None => text.push_str(", from a file"),
+    }
+    if let Some(error) = &info.renewal_error {
+        text.push_str(&format!(", renewal fails: {error}"));
+    }
+    text
+}
+
 pub(super) async fn run(session: &CommandContext, command: ClusterCommand) -> Result<Exit, CliError> {
     match command {
         ClusterCommand::Info => {
             let info = session.client()?.cluster().await?;
             session.output.print(&info, |info| {
+                let listeners = info.listeners.iter().map(listener).collect::<Vec<_>>().join("\n");
                 View::Details(
                     Details::default()
                         .field("cluster", info.cluster_id)
                         .field("version", &info.version)
                         .field("store", &info.store)
                         .field("agents connect to", &info.link_address)
+                        .field("certificates", listeners)
                         .field("CA", ca(&info.ca))
                         .field("CA sha256", &info.ca_sha256)
                         .field("root key", info.root_key.id())

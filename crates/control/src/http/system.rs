@@ -7,14 +7,14 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use gpuaas_api::dto::{CaInfo, CaState, ClusterInfo, Page, TaskTypeInfo};
+use gpuaas_api::dto::{CaInfo, CaState, ClusterInfo, ListenerInfo, Page, TaskTypeInfo};
 use gpuaas_contract::time::Timestamp;
 
 use super::problem::problem;
 use super::static_text;
 use crate::Control;
 use crate::link::chain;
-use crate::pki::{Ca, HealthState};
+use crate::pki::{Ca, HealthState, ListenerCertificate};
 
 pub(super) async fn cluster(State(control): State<Arc<Control>>) -> Json<ClusterInfo> {
     Json(ClusterInfo {
@@ -24,9 +24,20 @@ pub(super) async fn cluster(State(control): State<Arc<Control>>) -> Json<Cluster
         root_key: control.keys.root_key(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         link_address: control.link_address.clone(),
+        listeners: control.listener_certificates.all().into_iter().map(listener_info).collect(),
         store: control.store_kind.to_owned(),
         server_time: Timestamp::now(),
     })
+}
+
+fn listener_info(certificate: ListenerCertificate) -> ListenerInfo {
+    ListenerInfo {
+        listener: certificate.listener.as_str().to_owned(),
+        certificate_issued_at: certificate.issued_at,
+        certificate_expires_at: certificate.expires_at,
+        certificate_renews_at: certificate.renews_at,
+        renewal_error: certificate.error,
+    }
 }
 
 async fn ca_info(ca: &Ca) -> CaInfo {
@@ -83,6 +94,10 @@ pub(super) async fn metrics(State(control): State<Arc<Control>>) -> Response {
     // Without the store the other numbers are all the more interesting.
     if let Ok(oldest) = control.store.outbox_lag().await {
         control.metrics.events_wait(oldest.map_or(Duration::ZERO, |oldest| Timestamp::now().since(oldest)));
+    }
+    for certificate in control.listener_certificates.all() {
+        let left = certificate.expires_at.0.saturating_sub(Timestamp::now().0) / 1_000_000;
+        control.metrics.listener_certificate(certificate.listener.as_str(), left, certificate.error.is_some());
     }
     let content_type = [(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")];
     (content_type, control.metrics.text()).into_response()

@@ -54,6 +54,7 @@ pub async fn tls_acceptor(control: &Control, keys_dir: &Path) -> Result<TlsAccep
         .build()
         .map_err(|e| internal(&e))?;
     let certificate = ServingCertificate::new(Arc::clone(&control.ca), Vec::new(), keys_dir, Listener::Link).await?;
+    control.listener_certificates.show(&certificate);
     control.background.spawn(Arc::clone(&certificate).keep_fresh(control.shutdown.clone()));
     let mut config = rustls::ServerConfig::builder_with_details(provider, gpuaas_runtime::certificate_clock())
         .with_protocol_versions(&[&rustls::version::TLS13])

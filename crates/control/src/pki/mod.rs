@@ -18,7 +18,7 @@ pub use files::{KeyFileError, write_private};
 pub use keyring::{KeyRing, KeyRingError};
 pub use peer::{BadPeer, NodeCertificate, Peer, PeerTls, peer_of};
 pub use record::NodeRecord;
-pub use serving::{Listener, ServingCertificate};
+pub use serving::{Listener, ListenerCertificate, ListenerCertificates, ServingCertificate};
 pub(crate) use watch::spawn_watch;
 
 /// Fills a fixed array with randomness from the kernel.

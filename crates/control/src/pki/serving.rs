@@ -1,7 +1,7 @@
 //! The certificate of a listener: renewed long before it expires, however long the server runs.
 //!
-//! The built-in CA issues the next one while a connection waits for it. step-ca is asked in the background, and its certificate
-//! is kept in the key folder: a server that starts while step-ca is unreachable uses the previous certificate.
+//! The built-in CA issues the next one in the background, or while a connection waits for it. step-ca is asked in the background, and its
+//! certificate is kept in the key folder: a server that starts while step-ca is unreachable uses the previous certificate.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -31,6 +31,14 @@ pub enum Listener {
 }
 
 impl Listener {
+    /// Its name in metrics, logs and documents.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Link => "link",
+            Self::Api => "api",
+        }
+    }
+
     fn file(self, keys_dir: &Path) -> PathBuf {
         keys_dir.join(match self {
             Self::Link => "listener-link.pem",
@@ -39,13 +47,68 @@ impl Listener {
     }
 }
 
+/// The state of a listener's certificate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListenerCertificate {
+    /// The listener.
+    pub listener: Listener,
+    /// Since when it is valid.
+    pub issued_at: Timestamp,
+    /// When it expires.
+    pub expires_at: Timestamp,
+    /// When it is renewed; `None` for a certificate from a file, which an operator replaces.
+    pub renews_at: Option<Timestamp>,
+    /// Why the last renewal failed.
+    pub error: Option<String>,
+}
+
+/// The certificates of the listeners of this process.
+#[derive(Debug, Default)]
+pub struct ListenerCertificates(Mutex<Vec<Shown>>);
+
+#[derive(Debug)]
+enum Shown {
+    Kept(Arc<ServingCertificate>),
+    File(ListenerCertificate),
+}
+
+impl ListenerCertificates {
+    /// Adds a certificate that the server renews.
+    pub(crate) fn show(&self, certificate: &Arc<ServingCertificate>) {
+        self.lock().push(Shown::Kept(Arc::clone(certificate)));
+    }
+
+    /// Adds a certificate from a file.
+    pub(crate) fn show_file(&self, listener: Listener, certificate: &CertificateDer<'_>) -> Result<(), CaError> {
+        let (issued_at, expires_at) = super::ca::validity(certificate)?;
+        self.lock().push(Shown::File(ListenerCertificate { listener, issued_at, expires_at, renews_at: None, error: None }));
+        Ok(())
+    }
+
+    /// Returns the current state of all of them.
+    pub(crate) fn all(&self) -> Vec<ListenerCertificate> {
+        let of = |shown: &Shown| match shown {
+            Shown::Kept(certificate) => certificate.status(),
+            Shown::File(certificate) => certificate.clone(),
+        };
+        self.lock().iter().map(of).collect()
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Shown>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// Serves a certificate of the CA and renews it in time.
 pub struct ServingCertificate {
     ca: Arc<Ca>,
+    listener: Listener,
     names: Vec<String>,
     /// Its file, if the CA may be unreachable.
     file: Option<PathBuf>,
     current: Mutex<Current>,
+    /// Why the last renewal failed.
+    error: Mutex<Option<String>>,
 }
 
 #[derive(Clone)]
@@ -59,7 +122,11 @@ impl Current {
     /// Returns whether it must be renewed, also if the clock was set back before its start: a certificate from the future is not
     /// valid.
     fn is_due(&self, now: Timestamp, share: u32) -> bool {
-        now > self.from.plus(self.until.since(self.from) / share) || now < self.from
+        now > self.due(share) || now < self.from
+    }
+
+    fn due(&self, share: u32) -> Timestamp {
+        self.from.plus(self.until.since(self.from) / share)
     }
 }
 
@@ -80,29 +147,45 @@ impl ServingCertificate {
                 Ok(current) => current,
                 Err(error) => {
                     let error = &error as &dyn std::error::Error;
-                    tracing::warn!(error, until = %kept.until, "no new certificate for the listener; the current one stays in use");
+                    tracing::warn!(
+                        listener = listener.as_str(), error, until = %kept.until,
+                        "no new certificate for the listener; the current one stays in use"
+                    );
                     kept
                 }
             },
             None => issue(&ca, &names, file.as_deref(), now).await?,
         };
-        Ok(Arc::new(Self { ca, names, file, current: Mutex::new(current) }))
+        Ok(Arc::new(Self { ca, listener, names, file, current: Mutex::new(current), error: Mutex::default() }))
     }
 
-    /// Renews the certificate in time, until `stop`. Returns at once if the CA issues it locally.
+    /// Returns the share of its lifetime after which it is renewed.
+    fn share(&self) -> u32 {
+        if self.file.is_some() { STEP_CA_SHARE } else { BUILT_IN_SHARE }
+    }
+
+    /// Returns its current state.
+    pub fn status(&self) -> ListenerCertificate {
+        let current = self.current();
+        ListenerCertificate {
+            listener: self.listener,
+            issued_at: current.from,
+            expires_at: current.until,
+            renews_at: Some(current.due(self.share())),
+            error: self.error.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+        }
+    }
+
+    /// Renews the certificate in time, until `stop`.
     pub async fn keep_fresh(self: Arc<Self>, stop: CancellationToken) {
-        let Some(file) = self.file.clone() else { return };
         let mut retry = RETRY.0;
         loop {
             let now = Timestamp::now();
             let current = self.current();
-            let pause = if !current.is_due(now, STEP_CA_SHARE) {
+            let pause = if !current.is_due(now, self.share()) {
                 retry = RETRY.0;
-                let due = current.from.plus(current.until.since(current.from) / STEP_CA_SHARE);
-                due.since(now).clamp(Duration::from_millis(100), LOOK_EVERY)
-            } else if let Err(error) = self.replace(&file, now).await {
-                let error = &error as &dyn std::error::Error;
-                tracing::error!(error, until = %current.until, "no new certificate for the listener; retrying");
+                current.due(self.share()).since(now).clamp(Duration::from_millis(100), LOOK_EVERY)
+            } else if self.replace(now).await.is_err() {
                 let pause = retry;
                 retry = (retry * 2).min(RETRY.1);
                 pause
@@ -113,16 +196,35 @@ impl ServingCertificate {
         }
     }
 
-    /// Renews the certificate. Another process of this cluster may have been faster.
-    async fn replace(&self, file: &Path, now: Timestamp) -> Result<(), CaError> {
-        let kept = kept(&self.ca, &self.names, file, now).filter(|kept| !kept.is_due(now, STEP_CA_SHARE));
-        let next = match kept {
-            Some(kept) => kept,
-            None => issue(&self.ca, &self.names, Some(file), now).await?,
+    /// Renews the certificate.
+    async fn replace(&self, now: Timestamp) -> Result<(), CaError> {
+        // Another process of this cluster may have been faster.
+        let kept = self.file.as_deref().and_then(|file| kept(&self.ca, &self.names, file, now));
+        let next = match kept.filter(|kept| !kept.is_due(now, STEP_CA_SHARE)) {
+            Some(kept) => Ok(kept),
+            None => issue(&self.ca, &self.names, self.file.as_deref(), now).await,
         };
-        tracing::info!(until = %next.until, "the listener has a new certificate");
+        let next = self.tell(next, self.current().until)?;
         *self.current.lock().unwrap_or_else(PoisonError::into_inner) = next;
         Ok(())
+    }
+
+    /// Logs and remembers the result of a renewal of the certificate that is valid until `until`.
+    fn tell(&self, next: Result<Current, CaError>, until: Timestamp) -> Result<Current, CaError> {
+        let listener = self.listener.as_str();
+        let mut last = self.error.lock().unwrap_or_else(PoisonError::into_inner);
+        match &next {
+            Ok(next) => {
+                *last = None;
+                tracing::info!(listener, until = %next.until, "the listener has a new certificate");
+            }
+            Err(error) => {
+                *last = Some(crate::link::chain(error));
+                let error = error as &dyn std::error::Error;
+                tracing::error!(listener, error, %until, "no new certificate for the listener; retrying");
+            }
+        }
+        next
     }
 
     fn current(&self) -> Current {
@@ -188,15 +290,50 @@ impl ResolvesServerCert for ServingCertificate {
         if current.is_due(now, BUILT_IN_SHARE)
             && let Some(made) = self.ca.issue_server_at_once(&self.names, now)
         {
-            match made.and_then(certified) {
-                Ok(made) => {
-                    tracing::info!("a new certificate for the listener was issued");
-                    *current = made;
-                }
-                // The old one may still be valid.
-                Err(error) => tracing::error!(error = &error as &dyn std::error::Error, "no new certificate for the listener"),
+            // If it fails, the old one may still be valid.
+            if let Ok(made) = self.tell(made.and_then(certified), current.until) {
+                *current = made;
             }
         }
         Some(Arc::clone(&current.key))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gpuaas_contract::id::ClusterId;
+    use gpuaas_testkit::TempDir;
+
+    use super::*;
+    use crate::pki::{CaConfig, CaRequests};
+
+    #[tokio::test]
+    async fn a_certificate_that_is_due_is_replaced_and_a_failure_is_remembered_until_then() {
+        let (dir, now) = (TempDir::new(), Timestamp::now());
+        let ca =
+            Ca::open(&CaConfig::default(), dir.path(), ClusterId::generate(), now, CaRequests::default()).await.expect("a CA");
+        let certificate =
+            ServingCertificate::new(Arc::new(ca), Vec::new(), dir.path(), Listener::Link).await.expect("a certificate");
+        let shown = ListenerCertificates::default();
+        shown.show(&certificate);
+        let first = shown.all().remove(0);
+        let renews_at = first.renews_at.expect("the server replaces it");
+        assert_eq!((first.listener.as_str(), first.error.as_deref()), ("link", None));
+        assert!(first.issued_at <= now && now < renews_at && renews_at < first.expires_at, "{first:?}");
+
+        let failed = certificate.tell(Err(CaError::Unacceptable("another key".to_owned())), first.expires_at);
+        assert!(failed.is_err());
+        let failing = shown.all().remove(0);
+        assert!(failing.error.is_some_and(|error| error.contains("another key")));
+        assert_eq!(failing.expires_at, first.expires_at, "it goes on with the one it has");
+
+        certificate.replace(renews_at.plus(Duration::from_secs(1))).await.expect("replaced");
+        let next = shown.all().remove(0);
+        assert!(next.expires_at > first.expires_at && next.error.is_none(), "{next:?}");
+        let der = certificate.current().key.cert.first().expect("a leaf").clone();
+        shown.show_file(Listener::Api, &der).expect("a certificate");
+        let file = shown.all().remove(1);
+        assert_eq!((file.listener, file.renews_at), (Listener::Api, None));
+        assert_eq!(file.expires_at.0 / 1_000_000, next.expires_at.0 / 1_000_000);
     }
 }

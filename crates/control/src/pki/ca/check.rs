@@ -42,7 +42,7 @@ fn parse<'a>(der: &'a CertificateDer<'_>) -> Result<X509Certificate<'a>, CaError
 }
 
 /// Returns the validity of a certificate.
-pub(super) fn validity(der: &CertificateDer<'_>) -> Result<(Timestamp, Timestamp), CaError> {
+pub(in crate::pki) fn validity(der: &CertificateDer<'_>) -> Result<(Timestamp, Timestamp), CaError> {
     let certificate = parse(der)?;
     let micros = |time: x509_parser::time::ASN1Time| Timestamp(time.timestamp().saturating_mul(1_000_000));
     Ok((micros(certificate.validity().not_before), micros(certificate.validity().not_after)))

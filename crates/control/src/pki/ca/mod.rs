@@ -26,6 +26,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use super::files::KeyFileError;
 
 pub use built_in::BuiltInCa;
+pub(super) use check::validity;
 pub(crate) use step_ca::HealthState;
 pub use step_ca::{StepCa, StepCaConfig};
 
