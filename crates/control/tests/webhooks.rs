@@ -188,6 +188,33 @@ common::on_both_stores! {
         .await;
     }
 
+    async fn a_test_is_one_signed_delivery_to_the_webhook_that_it_names(server: TestServer) {
+        let (client, receiver) = (server.client(), Receiver::start().await);
+        let own = project(&client, "own").await;
+        let tested = webhook(&client, &own, receiver.url("/tested"), &["allocation"]).await;
+        let other = webhook(&client, &own, receiver.url("/other"), &[]).await;
+        let id = tested.webhook.id.to_string();
+        let test = client.webhook_test(&id).await.unwrap();
+        let sent = delivery(&client, &id, |delivery| delivery.event_id == test.event_id && !delivery.last.is_empty()).await;
+        assert_eq!((sent.kind.as_str(), sent.state.as_str()), ("gpuaas.webhook.test.v1", "delivered"), "{sent:?}");
+        let got = receiver.got("/tested");
+        assert_eq!((got.len(), got[0].verify(&tested.secret)), (1, Ok(())));
+        assert_eq!(got[0].event().data["webhook_id"], id.as_str());
+        let again = client.webhook_test(&id).await.unwrap_err();
+        assert_eq!(again.code(), "tested_just_now", "{again}");
+        let audit = client.audit(&gpuaas_api::dto::AuditQuery { target: Some(id.clone()), ..Default::default() }).await.unwrap();
+        assert!(audit.items.iter().any(|row| row.action == "webhook.test"));
+        // What comes later is sent to the other one, and the test never was.
+        happens(&client, &own, "later").await;
+        receiver.until_said("/other", ["later".to_owned()]).await;
+        let kinds: Vec<String> = receiver.got("/other").iter().map(|got| got.event().kind.to_string()).collect();
+        assert!(!kinds.contains(&"gpuaas.webhook.test.v1".to_owned()), "{kinds:?}");
+        let off = WebhookChange { enabled: Some(false), ..WebhookChange::default() };
+        client.webhook_change(&other.webhook.id.to_string(), &off, None).await.unwrap();
+        let refused = client.webhook_test(&other.webhook.id.to_string()).await.unwrap_err();
+        assert_eq!(refused.code(), "webhook_off");
+    }
+
     async fn a_receiver_that_fails_is_tried_again(server: TestServer) {
         let (client, receiver) = (server.client(), Receiver::start().await);
         let own = project(&client, "own").await;

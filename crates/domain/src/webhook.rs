@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use gpuaas_contract::event::{DeliveryReplayed, Event, WebhookChanged, WebhookCreated, WebhookDisabled, short_kind};
+use gpuaas_contract::event::{
+    DeliveryReplayed, Event, EventKind, WebhookChanged, WebhookCreated, WebhookDisabled, WebhookTest, short_kind,
+};
 use gpuaas_contract::id::{DeliveryId, EventId, ProjectId, WebhookId};
 use gpuaas_contract::time::Timestamp;
 
@@ -22,6 +24,8 @@ pub const KEPT: Duration = Duration::from_secs(7 * 24 * 3600);
 pub const ROTATION: Duration = Duration::from_secs(24 * 3600);
 /// Most kinds that somebody can choose.
 pub const MAX_KINDS: usize = 50;
+/// Least time between two tests of one webhook.
+pub const TEST_PAUSE: Duration = Duration::from_secs(10);
 /// Failed deliveries in a row after which a webhook is turned off.
 pub const MAX_FAILED: u32 = 50;
 
@@ -49,6 +53,9 @@ pub struct Webhook {
     pub failed: u32,
     /// Why it is off; none while it is on.
     pub disabled: Option<String>,
+    /// When it was tested last.
+    #[serde(default)]
+    pub tested_at: Option<Timestamp>,
     /// When it was made.
     pub created_at: Timestamp,
     /// Set when it is over.
@@ -74,9 +81,12 @@ impl Webhook {
         [Some(self.generation), before].into_iter().flatten().collect()
     }
 
-    /// Whether it wants to hear of this kind of event, given by its CloudEvents type.
-    pub fn wants(&self, kind: &str) -> bool {
-        self.deleted_at.is_none() && self.disabled.is_none() && wants(&self.kinds, kind)
+    /// Whether it is sent an event of this kind, given by its CloudEvents type, about this subject. A test goes to the webhook that it
+    /// is about, whichever kinds that webhook takes, and to no other.
+    pub fn wants(&self, kind: &str, subject: &str) -> bool {
+        let is_test = kind == EventKind::WebhookTest.as_str();
+        let is_wanted = if is_test { subject == self.id.to_string() } else { wants(&self.kinds, kind) };
+        self.deleted_at.is_none() && self.disabled.is_none() && is_wanted
     }
 }
 
@@ -226,6 +236,24 @@ pub fn turn_off(webhook: &Webhook, failed: u32, reason: String, context: &Contex
     Decision::default().update(&off).record(context, webhook.id, event)
 }
 
+/// Sends a webhook an event that says nothing but that it works. Returns the id of the event.
+pub fn test(webhook: &Webhook, context: &Context) -> Result<(EventId, Decision), Refusal> {
+    if webhook.disabled.is_some() {
+        return Err(Refusal::conflict("webhook_off", "the webhook is off, so nothing is sent to it; turn it on first"));
+    }
+    if webhook.tested_at.is_some_and(|last| context.now.since(last) < TEST_PAUSE) {
+        let message =
+            format!("the webhook was tested within the last {} seconds; wait, then test it again", TEST_PAUSE.as_secs());
+        return Err(Refusal::conflict("tested_just_now", message));
+    }
+    let event =
+        Event::WebhookTest(WebhookTest { webhook_id: webhook.id, project_id: webhook.project_id, url: webhook.url.clone() });
+    let tested = Webhook { tested_at: Some(context.now), ..webhook.clone() };
+    let decision = Decision::default().update(&tested).record(context, webhook.id, event);
+    let event = decision.events.last().map_or_else(EventId::generate, |event| event.id);
+    Ok((event, decision))
+}
+
 /// Another try of a delivery, whatever came of it before.
 pub fn replay(delivery: &Delivery, of: ProjectId, context: &Context) -> (Delivery, Decision) {
     let next = Delivery {
@@ -247,7 +275,53 @@ pub fn replay(delivery: &Delivery, of: ProjectId, context: &Context) -> (Deliver
 
 #[cfg(test)]
 mod tests {
+    use gpuaas_contract::id::CorrelationId;
+
     use super::*;
+    use crate::decision::Actor;
+
+    fn webhook(kinds: &[&str]) -> Webhook {
+        Webhook {
+            id: WebhookId::generate(),
+            version: 1,
+            project_id: ProjectId::generate(),
+            url: "https://hooks.example.com/".to_owned(),
+            description: String::new(),
+            kinds: kinds.iter().map(|kind| (*kind).to_owned()).collect(),
+            generation: 1,
+            rotated_at: None,
+            failed: 0,
+            disabled: None,
+            tested_at: None,
+            created_at: Timestamp(1),
+            deleted_at: None,
+        }
+    }
+
+    #[test]
+    fn a_test_goes_to_the_webhook_that_it_names_and_to_no_other() {
+        let (one, other) = (webhook(&["allocation"]), webhook(&[]));
+        let subject = one.id.to_string();
+        assert!(one.wants(EventKind::WebhookTest.as_str(), &subject), "whichever kinds it takes");
+        assert!(!other.wants(EventKind::WebhookTest.as_str(), &subject), "even if it takes all kinds");
+        let off = Webhook { disabled: Some("off".to_owned()), ..one };
+        assert!(!off.wants(EventKind::WebhookTest.as_str(), &subject));
+    }
+
+    #[test]
+    fn a_webhook_is_tested_once_in_a_while_and_only_while_it_is_on() {
+        let now = Timestamp(1_700_000_000_000_000);
+        let at = |now| Context { now, actor: Actor::System, correlation_id: CorrelationId::generate() };
+        let tested = |tested_at, disabled: Option<&str>| {
+            let webhook = Webhook { tested_at, disabled: disabled.map(str::to_owned), ..webhook(&[]) };
+            test(&webhook, &at(now)).map(|(event, decision)| (decision.events[0].id == event, decision.audit[0].action))
+        };
+        let refused = |result: Result<(bool, &'static str), Refusal>| result.map_err(|refusal| refusal.code);
+        assert_eq!(refused(tested(None, None)), Ok((true, "webhook.test")));
+        assert_eq!(refused(tested(Some(now.minus(TEST_PAUSE)), None)), Ok((true, "webhook.test")));
+        assert_eq!(refused(tested(Some(now.minus(Duration::from_secs(1))), None)), Err("tested_just_now"));
+        assert_eq!(refused(tested(None, Some("off"))), Err("webhook_off"));
+    }
 
     #[test]
     fn a_kind_stands_for_itself_and_for_all_below_it() {

@@ -18,7 +18,7 @@ use crate::dto::{
     Slice, SliceConsole, SliceCreate, SliceListQuery, SliceOrder, SlicePower, SliceRelease, Slot, SlotListQuery, SshKey,
     SshKeyCreate, Task, TaskCreate, TaskEvidence, TaskListQuery, TaskLogs, TaskLogsQuery, TaskTypeInfo, Topology,
     TopologyApprove, User, UserCreate, UserCreated, UserListQuery, UserPassword, UserPasswordSet, Webhook, WebhookChange,
-    WebhookChanged, WebhookCreate, WebhookCreated, WhoAmI,
+    WebhookChanged, WebhookCreate, WebhookCreated, WebhookTest, WhoAmI,
 };
 use crate::endpoints::Method;
 use crate::routes;

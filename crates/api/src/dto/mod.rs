@@ -70,7 +70,9 @@ pub use task::{
     EnvelopeEvidence, Task, TaskCreate, TaskEvidence, TaskListQuery, TaskLogLine, TaskLogs, TaskLogsQuery, TaskProgress,
 };
 pub use user::{OwnPassword, User, UserCreate, UserCreated, UserListQuery, UserPassword, UserPasswordSet};
-pub use webhook::{Delivery, DeliveryListQuery, Webhook, WebhookChange, WebhookChanged, WebhookCreate, WebhookCreated};
+pub use webhook::{
+    Delivery, DeliveryListQuery, Webhook, WebhookChange, WebhookChanged, WebhookCreate, WebhookCreated, WebhookTest,
+};
 
 /// Number of items of one page by default.
 pub const DEFAULT_PAGE: u32 = 100;

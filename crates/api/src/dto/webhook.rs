@@ -104,6 +104,15 @@ impl std::fmt::Debug for WebhookChanged {
     }
 }
 
+/// A test of a webhook.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+pub struct WebhookTest {
+    /// Id of the webhook.
+    pub webhook_id: WebhookId,
+    /// Id of the event that is sent to it. The deliveries of the webhook show the result.
+    pub event_id: EventId,
+}
+
 /// A delivery of an event to a webhook.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct Delivery {

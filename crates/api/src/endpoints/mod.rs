@@ -27,7 +27,7 @@ use crate::dto::{
     Sku, SkuChange, SkuCreate, Slice, SliceConsole, SliceCreate, SliceListQuery, SliceOrder, SlicePower, SliceRelease, Slot,
     SlotListQuery, SshKey, SshKeyCreate, Task, TaskCreate, TaskEvidence, TaskListQuery, TaskLogs, TaskLogsQuery, TaskTypeInfo,
     Topology, TopologyApprove, User, UserCreate, UserCreated, UserListQuery, UserPassword, UserPasswordSet, Webhook,
-    WebhookChange, WebhookChanged, WebhookCreate, WebhookCreated, WhoAmI,
+    WebhookChange, WebhookChanged, WebhookCreate, WebhookCreated, WebhookTest, WhoAmI,
 };
 use crate::routes::{self, EVENT_ALLOCATION, EVENT_CLOUD_EVENT, EVENT_PROGRESS, EVENT_TASK};
 

@@ -309,6 +309,11 @@ macro_rules! for_each_endpoint {
                     "Lists the deliveries to a webhook, newest first.",
                     (query<DeliveryListQuery> answer<Page<Delivery>>);
             }
+            WEBHOOK_TEST = "/api/v1/webhooks/{webhook}/test" (webhook) {
+                webhook_test: Post => webhooks::test, WebhookManage of Webhook,
+                    "Sends a test event to a webhook.",
+                    (empty_body answer<WebhookTest>);
+            }
             DELIVERY_REPLAY = "/api/v1/deliveries/{delivery}/replay" (delivery) {
                 delivery_replay: Post => webhooks::replay, WebhookManage of Delivery,
                     "Repeats a delivery, whether or not it succeeded before.",

@@ -365,6 +365,8 @@ events! {
     WebhookCreated(WebhookCreated) = "gpuaas.webhook.created.v1", "webhook.create";
     /// A webhook was disabled because its deliveries fail.
     WebhookDisabled(WebhookDisabled) = "gpuaas.webhook.disabled.v1", "webhook.disable";
+    /// A webhook is tested. Delivered to that webhook only, whichever kinds it takes.
+    WebhookTest(WebhookTest) = "gpuaas.webhook.test.v1", "webhook.test";
 }
 
 /// `gpuaas.allocation.active.v1` → `allocation.active`. Kinds of other versions have the same form.

@@ -174,6 +174,16 @@ payloads! {
         tenant reason: String,
     }
 
+    /// A test of a webhook.
+    pub struct WebhookTest {
+        /// The webhook.
+        tenant webhook_id: WebhookId,
+        /// Its project.
+        tenant project_id: ProjectId,
+        /// Where it delivers to.
+        tenant url: String,
+    }
+
     /// A delivery that is sent again.
     pub struct DeliveryReplayed {
         /// The delivery.

@@ -3,7 +3,7 @@
 use gpuaas_api::dto::{Page, WebhookChange, WebhookCreate};
 use gpuaas_backends::webhook::check_target;
 use gpuaas_contract::event::EventKind;
-use gpuaas_contract::id::{DeliveryId, ProjectId, WebhookId};
+use gpuaas_contract::id::{DeliveryId, EventId, ProjectId, WebhookId};
 use gpuaas_contract::state::DeliveryState;
 use gpuaas_domain::Refusal;
 use gpuaas_domain::access::{Action, Verdict};
@@ -101,6 +101,7 @@ pub(crate) async fn create(
         rotated_at: None,
         failed: 0,
         disabled: None,
+        tested_at: None,
         created_at: context.now,
         deleted_at: None,
     };
@@ -186,6 +187,13 @@ pub(crate) async fn deliveries(
     let states = state.map(|state| state.as_str()).into_iter().collect();
     let filter = ResourceFilter { parent: Some(webhook.id.to_string()), states, ..ResourceFilter::default() };
     list_resources(control, &filter, page, true).await
+}
+
+/// Sends a webhook a test event. Returns the id of the event.
+pub(crate) async fn test(control: &Control, caller: &Caller, id: WebhookId) -> Result<EventId, ControlError> {
+    let context = caller.context();
+    let attempt = || async { Ok(webhook::test(&get(control, id).await?, &context)?) };
+    caller.transact(control, attempt).await
 }
 
 /// Sends a delivery again.

@@ -365,6 +365,7 @@ mod tests {
             rotated_at: None,
             failed,
             disabled: None,
+            tested_at: None,
             created_at: NOW,
             deleted_at: None,
         }

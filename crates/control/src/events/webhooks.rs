@@ -119,7 +119,7 @@ async fn dispatch_batch(control: &Control, place: Option<Place>) -> Result<Batch
                 webhooks.insert(project.clone(), of_project(control, &project).await?);
             }
             // A webhook gets only events after its creation.
-            let wanting = |webhook: &&Webhook| webhook.wants(&row.kind) && row.created_at >= webhook.created_at;
+            let wanting = |webhook: &&Webhook| webhook.wants(&row.kind, &row.subject) && row.created_at >= webhook.created_at;
             for webhook in webhooks.get(&project).into_iter().flatten().filter(wanting) {
                 // A webhook belongs to a tenant, whoever created it.
                 let Some(body) = Audience::Tenant.event(row.body.clone()) else { continue };

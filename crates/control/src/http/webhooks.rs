@@ -5,7 +5,9 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::{Extension, Json};
-use gpuaas_api::dto::{self, DeliveryListQuery, Page, PageQuery, WebhookChange, WebhookChanged, WebhookCreate, WebhookCreated};
+use gpuaas_api::dto::{
+    self, DeliveryListQuery, Page, PageQuery, WebhookChange, WebhookChanged, WebhookCreate, WebhookCreated, WebhookTest,
+};
 use gpuaas_api::routes;
 use gpuaas_contract::id::{DeliveryId, WebhookId};
 use gpuaas_domain::webhook::{Delivery, Webhook};
@@ -81,6 +83,15 @@ pub(super) async fn replay(
     Segments(id): Segments<DeliveryId>,
 ) -> Result<Json<dto::Delivery>, Rejected> {
     Ok(Json(delivery_to_dto(webhooks::replay(&control, &caller, id).await?)))
+}
+
+pub(super) async fn test(
+    State(control): Shared,
+    Extension(caller): Extension<Caller>,
+    Segments(id): Segments<WebhookId>,
+) -> Result<Json<WebhookTest>, Rejected> {
+    let event_id = webhooks::test(&control, &caller, id).await?;
+    Ok(Json(WebhookTest { webhook_id: id, event_id }))
 }
 
 fn to_dto(webhook: Webhook) -> dto::Webhook {
