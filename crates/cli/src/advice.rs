@@ -1,5 +1,48 @@
 //! Which command helps with which refusal. The server names what is wrong by its code and knows nothing of this program's commands.
 
+use gpuaas_api::ClientError;
+use gpuaas_api::client::{Distrust, SocketProblem};
+
+/// What to do about a connection that does not work; `None` if the error is about something else.
+pub(crate) fn of_connection(error: &ClientError) -> Option<&'static str> {
+    match error {
+        ClientError::Untrusted { why: Distrust::Authority, .. } => {
+            Some("give the server's CA with --ca-file, or `ca_file` in the config file")
+        }
+        ClientError::Untrusted { why: Distrust::Name(_), .. } => {
+            Some("use a name of the certificate in --url, or start the server with `--api-name NAME` for this one")
+        }
+        ClientError::Untrusted { why: Distrust::Time, .. } => {
+            Some("compare `date -u` here and on the server; if both clocks are right, renew the server's certificate")
+        }
+        ClientError::WrongScheme { speaks_tls: true, .. } => Some("start the address with https:// instead of http://"),
+        ClientError::WrongScheme { speaks_tls: false, .. } => Some("start the address with http:// instead of https://"),
+        ClientError::Socket { problem: SocketProblem::Missing, .. } => {
+            Some("the socket is `admin.sock` in the data folder of a running server; start it, or correct --socket")
+        }
+        ClientError::Socket { problem: SocketProblem::Forbidden, .. } => {
+            Some("run the command as root or as the user that runs the server")
+        }
+        ClientError::Socket { problem: SocketProblem::Dead, .. } => Some("start the server; it makes the socket anew"),
+        ClientError::ClockSkew { .. } => Some("set the clock of this machine, then sign in again"),
+        ClientError::BadUrl { .. }
+        | ClientError::BadToken
+        | ClientError::CaFile { .. }
+        | ClientError::Tls { .. }
+        | ClientError::Setup { .. }
+        | ClientError::BadName { .. }
+        | ClientError::Unserializable { .. }
+        | ClientError::Unreachable { .. }
+        | ClientError::Timeout { .. }
+        | ClientError::Broken { .. }
+        | ClientError::Refused { .. }
+        | ClientError::RateLimited { .. }
+        | ClientError::Unexpected { .. }
+        | ClientError::TooLarge { .. }
+        | ClientError::Malformed { .. } => None,
+    }
+}
+
 /// What to do about a problem with this code.
 pub(crate) fn of_code(code: &str) -> Option<&'static str> {
     HINTS.iter().find(|(known, _)| *known == code).map(|(_, hint)| *hint)
@@ -44,6 +87,7 @@ const HINTS: &[(&str, &str)] = &[
     ("task_unknown", "`gpuaas task ls` lists them"),
     ("user_exists", "`gpuaas user ls` lists them"),
     ("user_unknown", "`gpuaas user ls` lists them"),
+    ("webhook_off", "`gpuaas webhook change WEBHOOK --enable` turns it on"),
     ("webhook_unknown", "`gpuaas webhook ls` lists them"),
 ];
 

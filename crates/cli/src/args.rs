@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
+use crate::commands::confirm::CONFIRMED;
 use crate::commands::{
     alloc, api, api_key, api_token, audit, capacity, cluster, config, events, image, login, machine, maintenance, member, node,
     org, profile, project, quota, service_account, signing_key, sku, slice, slot, ssh_key, task, user, webhook,
@@ -13,7 +14,7 @@ use crate::error::CliError;
 use crate::exit;
 use crate::output::Format;
 
-/// Turns a rack of GPU servers into a cloud: the command for tenants and operators.
+/// Turns a rack of GPU servers into a cloud: the command line for tenants and operators.
 #[derive(Debug, Parser)]
 #[command(name = "gpuaas", version, propagate_version = true, max_term_width = 110, after_help = exit::HELP)]
 pub(crate) struct Cli {
@@ -21,12 +22,21 @@ pub(crate) struct Cli {
     pub(crate) global: Global,
     #[command(subcommand)]
     pub(crate) command: Command,
+    /// The command destroys something, and is not confirmed in advance.
+    #[arg(skip)]
+    pub(crate) is_unconfirmed: bool,
 }
 
 /// Reads the command line.
 pub(crate) fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Cli, clap::Error> {
     let words: Vec<OsString> = words.into_iter().collect();
-    Cli::from_arg_matches(&command().try_get_matches_from(words)?)
+    let matches = command().try_get_matches_from(words)?;
+    let mut innermost = &matches;
+    while let Some((_, deeper)) = innermost.subcommand() {
+        innermost = deeper;
+    }
+    let is_unconfirmed = matches!(innermost.try_get_one::<bool>(CONFIRMED), Ok(Some(false)));
+    Ok(Cli { is_unconfirmed, ..Cli::from_arg_matches(&matches)? })
 }
 
 /// The command with all its subcommands. The global options are in the help of the program only: repeated under each of a hundred
@@ -47,7 +57,7 @@ pub(crate) fn command() -> clap::Command {
 }
 
 /// Where the global options are.
-const GLOBALS: &str = "`gpuaas --help` lists the options of every command, such as -o json, --columns, --project and --url.";
+const GLOBALS: &str = "`gpuaas --help` lists the global options, such as -o json, --jq, --columns, --project and --url.";
 
 /// Tells somebody what is wrong with their command line, in the format they asked for.
 pub(crate) fn report(error: &clap::Error) -> std::process::ExitCode {
@@ -56,7 +66,7 @@ pub(crate) fn report(error: &clap::Error) -> std::process::ExitCode {
     if !is_help && wants_json(std::env::args()) {
         let text = error.to_string();
         let message = text.lines().next().unwrap_or_default().trim_start_matches("error: ");
-        let failure = CliError::usage("usage", message).hint("`--help` lists what the command takes");
+        let failure = CliError::usage("usage", message).hint("`--help` lists what the command accepts");
         crate::output::Output::new(Format::Json, true).failure(&failure);
         return failure.exit.into();
     }
@@ -80,43 +90,46 @@ pub(crate) struct Global {
     /// Format of the result. Nothing but the result is on stdout.
     #[arg(short, long, global = true, value_enum, default_value_t, help_heading = "Global options")]
     pub(crate) output: Format,
-    /// Only these columns of a list, by header or by field of the document, such as `name,state,facts.kernel`.
+    /// Show only these columns of a list, by header or by field of the document, such as `name,state,facts.kernel`.
     #[arg(long, global = true, value_name = "NAMES", value_delimiter = ',', help_heading = "Global options")]
     pub(crate) columns: Vec<String>,
+    /// Filter the result with an expression of the jq language; implies -o json. Text is printed without quotes.
+    #[arg(long, global = true, value_name = "EXPRESSION", conflicts_with_all = ["columns", "quiet"], help_heading = "Global options")]
+    pub(crate) jq: Option<String>,
     /// Print ids only, one per line.
     #[arg(short, long, global = true, conflicts_with = "columns", help_heading = "Global options")]
     pub(crate) quiet: bool,
-    /// Most items of a list.
+    /// Maximum number of rows of a list.
     #[arg(long, global = true, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=100_000), help_heading = "Global options")]
     pub(crate) limit: Option<u32>,
     /// Address of the server [env: GPUAAS_URL] [default: http://127.0.0.1:8080].
     #[arg(long, global = true, value_name = "URL", help_heading = "Global options")]
     pub(crate) url: Option<String>,
-    /// API token [env: GPUAAS_TOKEN]. Other users of this machine can see it here; a file is better.
+    /// API token [env: GPUAAS_TOKEN]. Other users of this machine can see it on the command line; prefer a file.
     #[arg(long, global = true, value_name = "TOKEN", conflicts_with = "token_file", help_heading = "Global options")]
     pub(crate) token: Option<String>,
     /// File with the API token [env: GPUAAS_TOKEN_FILE].
     #[arg(long, global = true, value_name = "FILE", help_heading = "Global options")]
     pub(crate) token_file: Option<PathBuf>,
-    /// PEM file with the only authorities to trust for https [env: GPUAAS_CA_FILE] [default: the system's].
+    /// PEM file with the certificate authorities to trust for https, and no others [env: GPUAAS_CA_FILE] [default: the system's].
     #[arg(long, global = true, value_name = "FILE", help_heading = "Global options")]
     pub(crate) ca_file: Option<PathBuf>,
     /// Config file [env: GPUAAS_CONFIG] [default: ~/.config/gpuaas/config.toml].
     #[arg(long, global = true, value_name = "FILE", help_heading = "Global options")]
     pub(crate) config: Option<PathBuf>,
-    /// The project, such as `acme/training` or its id [env: GPUAAS_PROJECT] [default: the only one you can see].
+    /// Project, such as `acme/training` or its id [env: GPUAAS_PROJECT] [default: the only one you can see].
     #[arg(long, global = true, value_name = "PROJECT", help_heading = "Global options")]
     pub(crate) project: Option<String>,
     /// Profile: a section of the config file with its own sign-in [env: GPUAAS_PROFILE] [default: what `profile use` chose].
     #[arg(long, global = true, value_name = "NAME", help_heading = "Global options")]
     pub(crate) profile: Option<String>,
-    /// The server's own socket, for whoever sits at its machine and has no token [env: GPUAAS_SOCKET].
+    /// Local socket of a server on this machine, used without a token [env: GPUAAS_SOCKET].
     #[arg(long, global = true, value_name = "PATH", help_heading = "Global options")]
     pub(crate) socket: Option<PathBuf>,
-    /// Name this request in every log it passes, up to the agent's [env: GPUAAS_CORRELATION_ID].
+    /// Correlation id that appears in every log along the way, including the agent's [env: GPUAAS_CORRELATION_ID].
     #[arg(long, global = true, value_name = "ID", help_heading = "Global options")]
     pub(crate) correlation_id: Option<String>,
-    /// No colors [env: NO_COLOR].
+    /// Do not use colors [env: NO_COLOR].
     #[arg(long, global = true, help_heading = "Global options")]
     pub(crate) no_color: bool,
 }
@@ -131,111 +144,115 @@ impl std::fmt::Debug for Global {
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// A whole cluster in one process, on simulated hosts: to try gpuaas and to develop against it.
+    /// Run a whole cluster in one process, on simulated hosts, to try gpuaas or develop against it.
     ///
-    /// Prints the address, a token and commands to try. Everything is kept for the next start, unless --ephemeral.
+    /// Prints the address, a token and commands to try. Data is kept for the next start, unless --ephemeral is given.
     Dev(crate::dev::DevArgs),
-    /// The control plane.
+    /// Run the control plane.
     ///
-    /// One process does everything by default; several share a PostgreSQL database and the key folder with --roles.
+    /// By default one process does everything; with --roles, several processes share a PostgreSQL database and the key folder.
     Server(Box<crate::server::ServerArgs>),
-    /// Sign in, with the browser on this machine or with a code on another one.
+    /// Sign in with the browser on this machine, or with a code on another one.
     Login(login::LoginArgs),
     /// End the sign-in of this profile.
     Logout,
     /// Show who you are and which roles you have.
     Whoami,
-    /// Change your own password, if this server signs you in itself. Ends all your sign-ins.
+    /// Change your own password, if this server manages it. Ends all your sign-ins.
     Password(login::PasswordArgs),
-    /// Profiles: one per server or user.
+    /// Manage profiles, one per server or user.
     #[command(subcommand)]
     Profile(profile::ProfileCommand),
-    /// The config file: what counts, and setting a key.
+    /// Show and change the config file.
     #[command(subcommand)]
     Config(config::ConfigCommand),
-    /// Users: people whom the server signs in itself, and those who came from elsewhere.
+    /// Manage users, for administrators.
     #[command(subcommand)]
     User(user::UserCommand),
-    /// What can be leased: products, their prices and how many there are now.
-    Catalog,
-    /// Allocations, what you lease: make, look, sign in, stop, start, release.
+    /// List the products that can be leased, with prices and availability.
+    Catalog(crate::list::WatchArgs),
+    /// Manage allocations: create, list, show, sign in, stop, start, release.
     #[command(subcommand)]
     Alloc(alloc::AllocCommand),
-    /// SSH keys of a project, by name.
+    /// Manage the SSH keys of a project.
     #[command(subcommand)]
     SshKey(ssh_key::SshKeyCommand),
-    /// Images that guests are made from.
+    /// Manage the images that guests are created from.
     #[command(subcommand)]
     Image(image::ImageCommand),
-    /// Hear what happens in a project, or with --platform on the whole platform.
+    /// Print the events of a project, or of the whole platform with --platform.
     Events(events::EventsArgs),
-    /// Webhooks: addresses that are told what happens in a project.
+    /// Manage webhooks: addresses that receive the events of a project.
     #[command(subcommand)]
     Webhook(webhook::WebhookCommand),
-    /// Organizations: make, look, change.
+    /// Manage organizations: create, list, show, change, delete.
     #[command(subcommand)]
     Org(org::OrgCommand),
-    /// Projects: make, look, change, delete.
+    /// Manage projects: create, list, show, change, delete.
     #[command(subcommand)]
     Project(project::ProjectCommand),
-    /// Members: who has which role in a project, an organization or on the platform.
+    /// Manage members: who has which role in a project, in an organization or on the platform.
     #[command(subcommand)]
     Member(member::MemberCommand),
-    /// Service accounts: programs that act for a project.
+    /// Manage service accounts: programs that act for a project.
     #[command(subcommand)]
     ServiceAccount(service_account::ServiceAccountCommand),
-    /// API keys of service accounts.
+    /// Manage the API keys of service accounts.
     #[command(subcommand)]
     Key(api_key::KeyCommand),
-    /// Quotas: how much a project or an organization may have at once.
+    /// Show and set quotas of projects and organizations.
     #[command(subcommand)]
     Quota(quota::QuotaCommand),
-    /// Products of the catalog, for operators.
+    /// Manage the products of the catalog, for operators.
     #[command(subcommand)]
     Sku(sku::SkuCommand),
-    /// What there is, what of it works and what of that is free, for operators.
+    /// Show total, healthy and free capacity, for operators.
     Capacity(capacity::CapacityArgs),
-    /// Whole machines on offer, for operators.
+    /// Manage nodes that are leased as whole machines, for operators.
     #[command(subcommand)]
     Machine(machine::MachineCommand),
-    /// Maintenance windows: announce, list, cancel.
+    /// Manage maintenance windows: announce, list, cancel.
     #[command(subcommand)]
     Maintenance(maintenance::MaintenanceCommand),
-    /// Nodes: list, look, enroll, take out of service.
+    /// Manage nodes: list, show, enroll, drain, retire.
     #[command(subcommand)]
     Node(node::NodeCommand),
-    /// Slots: list, look, hold back, clean up, end.
+    /// Manage slots: list, show, quarantine, clean up, withdraw.
     #[command(subcommand)]
     Slot(slot::SlotCommand),
-    /// Slices, guests on slots: make, look, stop, start, release.
+    /// Manage slices, the guests on slots: create, list, show, stop, start, release.
     #[command(subcommand)]
     Slice(slice::SliceCommand),
-    /// Tasks: run, follow, cancel, verify.
+    /// Manage tasks: run, follow, cancel, verify.
     #[command(subcommand)]
     Task(task::TaskCommand),
-    /// The audit log: read, export, verify.
+    /// List, export and verify the audit log.
     #[command(subcommand)]
     Audit(audit::AuditCommand),
-    /// The keys that sign tasks.
+    /// Manage the keys that sign tasks.
     #[command(subcommand)]
     SigningKey(signing_key::SigningKeyCommand),
-    /// API tokens.
+    /// Manage API tokens of the platform.
     #[command(subcommand)]
     Token(api_token::TokenCommand),
-    /// The cluster itself.
+    /// Show the cluster and its budget of destructive commands.
     #[command(subcommand)]
     Cluster(cluster::ClusterCommand),
-    /// Send any request to the REST interface, and print its answer as it is.
+    /// Send a request to the REST interface and print the response.
     ///
     /// For example: gpuaas api GET '/api/v1/nodes?limit=5'
     Api(api::ApiArgs),
-    /// Print the version of this program, and of the server.
+    /// Write a file with what support needs: versions, nodes, failed tasks, metrics, events. Secrets are left out.
+    ///
+    /// For example: gpuaas support-bundle --file bundle.tar.gz
+    SupportBundle(crate::support::BundleArgs),
+    /// Print the versions of this program and of the server.
     Version,
-    /// Print the manual page of this program, or write one per command.
+    /// Print the manual page, or write one page per command.
     ///
     /// For example: gpuaas man --dir /usr/local/share/man/man1
     Man {
-        /// Write a page per command into this folder instead.
+        /// Write one page per command into this folder instead.
         #[arg(long, value_name = "DIR")]
         dir: Option<PathBuf>,
     },

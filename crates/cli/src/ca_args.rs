@@ -10,19 +10,19 @@ use crate::error::CliError;
 /// The certificate authority of a cluster.
 #[derive(Debug, Args)]
 pub(crate) struct CaArgs {
-    /// Who signs the certificates of nodes and of the link: the built-in CA, or a step-ca. A cluster keeps the one it began with.
+    /// CA for the certificates of nodes and of the link. A cluster keeps the one it was created with.
     #[arg(long, env = "GPUAAS_CA", value_enum, default_value_t)]
     ca: CaChoice,
-    /// Where step-ca is: `https://host:port`.
+    /// URL of step-ca: `https://host:port`.
     #[arg(long, env = "GPUAAS_STEP_CA_URL", value_name = "URL")]
     step_ca_url: Option<String>,
-    /// step-ca's root: a PEM file, or its SHA-256 fingerprint as `step certificate fingerprint` prints it.
+    /// Root certificate of step-ca: a PEM file, or its SHA-256 fingerprint as `step certificate fingerprint` prints it.
     #[arg(long, env = "GPUAAS_STEP_CA_ROOT", value_name = "FILE|SHA256")]
     step_ca_root: Option<String>,
-    /// The name of step-ca's X5C provisioner for this cluster.
+    /// Name of step-ca's X5C provisioner for this cluster.
     #[arg(long, env = "GPUAAS_STEP_CA_PROVISIONER", value_name = "NAME", default_value = "gpuaas")]
     step_ca_provisioner: String,
-    /// PEM chain of the enrollment certificate that this provisioner trusts. Read anew for every request.
+    /// PEM chain of the enrollment certificate that this provisioner trusts. Read again for every request.
     #[arg(long, env = "GPUAAS_STEP_CA_CERT", value_name = "FILE")]
     step_ca_cert: Option<PathBuf>,
     /// PEM key for --step-ca-cert.

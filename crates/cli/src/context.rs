@@ -7,7 +7,7 @@ use gpuaas_api::{Client, ClientOptions};
 use crate::args::Global;
 use crate::config;
 use crate::error::CliError;
-use crate::output::Output;
+use crate::output::{Format, Output};
 
 /// One run of the program.
 pub(crate) struct CommandContext {
@@ -19,9 +19,18 @@ pub(crate) struct CommandContext {
 }
 
 impl CommandContext {
-    pub(crate) fn new(global: Global) -> Self {
+    /// Fails if the expression of `--jq` cannot be used.
+    pub(crate) fn new(global: Global) -> Result<Self, CliError> {
         let output = Output::new(global.output, global.no_color).limited_to(global.columns.clone(), global.quiet);
-        Self { output, global, client: OnceLock::new(), project: OnceLock::new() }
+        let output = match &global.jq {
+            Some(_) if matches!(global.output, Format::Wide | Format::Yaml) => {
+                let message = "--jq filters JSON; it does not go with -o wide or -o yaml";
+                return Err(CliError::usage("usage", message).hint("omit -o, or give -o json"));
+            }
+            Some(expression) => output.filtered_by(expression)?,
+            None => output,
+        };
+        Ok(Self { output, global, client: OnceLock::new(), project: OnceLock::new() })
     }
 
     /// Most items of a list, if it is a long one.
@@ -29,9 +38,9 @@ impl CommandContext {
         self.global.limit.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(default)
     }
 
-    /// Most items of a list.
-    pub(crate) fn limit(&self) -> usize {
-        self.limit_or(crate::pages::MAX_ITEMS)
+    /// Whether the user says how many items there are at most.
+    pub(crate) fn has_limit(&self) -> bool {
+        self.global.limit.is_some()
     }
 
     /// The client. Made on first use: commands that work offline read no config and need no server.
@@ -47,13 +56,14 @@ impl CommandContext {
         if !resolved.is_configured && resolved.kept.is_none() {
             let message = format!("there is no profile `{}`", resolved.profile);
             return Err(CliError::usage("profile_unknown", message)
-                .hint("`gpuaas profile ls` lists them; `gpuaas login --profile NAME` makes one"));
+                .hint("`gpuaas profile ls` lists them; `gpuaas login --profile NAME` creates one"));
         }
         let options = self.with_kept_sign_in(resolved)?;
         let has_token = options.token.is_some();
         let client = Client::new(options)?;
         if has_token && client.is_plaintext_over_network() {
-            self.output.warn(&format!("{} is not encrypted: everybody on the way can read the token; use https", client.url()));
+            self.output
+                .warn(&format!("{} is not encrypted: anyone on the network path can read the token; use https", client.url()));
         }
         Ok(self.client.get_or_init(|| client))
     }

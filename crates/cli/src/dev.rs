@@ -40,10 +40,10 @@ const RULES: &str = "[slices]\npci_addresses = [\"*\"]\nnvme_serials = [\"*\"]\n
 /// Options of `gpuaas dev`.
 #[derive(Debug, Args)]
 pub(crate) struct DevArgs {
-    /// Folder that keeps everything between two starts [default: ~/.local/share/gpuaas/dev].
+    /// Folder for data, kept between starts [default: ~/.local/share/gpuaas/dev].
     #[arg(long, env = "GPUAAS_DEV_DIR", value_name = "DIR", conflicts_with = "ephemeral")]
     data_dir: Option<PathBuf>,
-    /// Keep nothing: a temporary folder that is removed at the end.
+    /// Use a temporary folder that is removed at the end.
     #[arg(long)]
     ephemeral: bool,
     /// Port of REST on 127.0.0.1.
@@ -52,7 +52,7 @@ pub(crate) struct DevArgs {
     /// Port for agents on 127.0.0.1.
     #[arg(long, value_name = "PORT", default_value_t = 8443)]
     link_port: u16,
-    /// What to log to stderr, such as `info`.
+    /// Log filter, such as `info`. Logs go to stderr.
     #[arg(long, env = "GPUAAS_LOG", value_name = "FILTER", default_value = "warn")]
     log: String,
 }
@@ -97,13 +97,16 @@ pub(crate) async fn run(session: &CommandContext, args: DevArgs) -> Result<Exit,
         limits: None,
         destructive_budget: gpuaas_domain::budget::DEFAULT_PER_HOUR,
     };
-    let server = gpuaas_control::start(config).await.map_err(|error| start_failure(&error).hint(PORTS_HINT))?;
+    let server = gpuaas_control::start(config).await.map_err(|error| {
+        let failure = start_failure(&error);
+        if matches!(failure.code.as_str(), "port_in_use" | "store_in_use") { failure.hint(IN_USE_HINT) } else { failure }
+    })?;
     let result = with_hosts(session, &server, &data_dir, args.ephemeral).await;
     server.stop().await;
     result.map(|()| Exit::Done)
 }
 
-const PORTS_HINT: &str = "another `gpuaas dev` may be running: stop it, or choose --api-port, --link-port and --data-dir";
+const IN_USE_HINT: &str = "another `gpuaas dev` may be running: stop it, or choose --api-port, --link-port and --data-dir";
 
 fn default_data_dir() -> Result<PathBuf, CliError> {
     let base = std::env::var_os("XDG_DATA_HOME")
@@ -239,7 +242,7 @@ fn block(url: &str, token: &str, data_dir: &Path, ephemeral: bool) -> String {
          \x20 Token  {token}\n\
          \x20 Hosts  {hosts} (simulated: 8 GPUs each, no real hardware is touched)\n\
          \x20 Data   {kept}\n\
-         \x20 Tenant {project} (`project = \"{project}\"` in the config file chooses it for good)\n\
+         \x20 Tenant {project} (`project = \"{project}\"` in the config file makes it the default)\n\
          \n\
          Try this in another terminal:\n\
          \n\
@@ -247,7 +250,7 @@ fn block(url: &str, token: &str, data_dir: &Path, ephemeral: bool) -> String {
          \x20 {program} catalog\n\
          \x20 {program} alloc create first --sku h100-1x --image ubuntu\n\
          \x20 {program} alloc ls\n\
-         \x20 {program} alloc release first\n\
+         \x20 {program} alloc release first --yes\n\
          \n\
          And what operators see:\n\
          \n\

@@ -23,6 +23,7 @@ use gpuaas_contract::task::TaskType;
 use crate::dev_ssh_key;
 use crate::error::CliError;
 use crate::exit::Exit;
+use crate::pages::MAX_ITEMS;
 use crate::tenants;
 
 /// The organization.
@@ -85,7 +86,7 @@ pub(crate) async fn furnish(client: &Client, hosts: &[&str], data_dir: &Path) ->
 }
 
 async fn products(client: &Client) -> Result<(), CliError> {
-    let known = tenants::skus(client).await?;
+    let known = tenants::skus(client, MAX_ITEMS).await?.items;
     for (name, gpu, slots, price_per_hour) in PRODUCTS {
         if known.iter().any(|sku| sku.name == name) {
             continue;
@@ -108,7 +109,7 @@ async fn products(client: &Client) -> Result<(), CliError> {
 }
 
 async fn image(client: &Client) -> Result<(), CliError> {
-    if tenants::images(client, None).await?.iter().any(|image| image.name == IMAGE) {
+    if tenants::images(client, None, MAX_ITEMS).await?.items.iter().any(|image| image.name == IMAGE) {
         return Ok(());
     }
     // A simulated host has every image; only its digest must be one.
@@ -141,10 +142,10 @@ async fn slots(client: &Client, host: &str) -> Result<(), CliError> {
     };
     let task = client.task_create(&create, None).await?;
     let ended = tokio::time::timeout(PATIENCE, until_ended(client, &task.id.to_string())).await;
-    let late = |_| CliError::new(Exit::Timeout, "discovery_late", format!("{host} has not looked at itself in time"));
+    let late = |_| CliError::new(Exit::Timeout, "discovery_late", format!("{host} was not inspected in time"));
     let state = ended.map_err(late)??;
     if state != TaskState::Succeeded {
-        return Err(CliError::new(Exit::Failed, "discovery_failed", format!("{host} could not look at itself: {state}")));
+        return Err(CliError::new(Exit::Failed, "discovery_failed", format!("{host} could not be inspected: {state}")));
     }
     client.node_topology_approve(&node, &TopologyApprove { task_id: task.id, slots: None }).await?;
     Ok(())

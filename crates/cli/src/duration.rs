@@ -1,4 +1,4 @@
-//! Spans of time on the command line: `90`, `90s`, `5m`, `2h`, `1d`.
+//! Durations on the command line: `90`, `90s`, `5m`, `2h`, `1d`.
 
 use std::time::Duration;
 

@@ -14,52 +14,52 @@ use crate::error::CliError;
 /// NATS, Redis and Temporal.
 #[derive(Debug, Args)]
 pub(crate) struct EngineArgs {
-    /// NATS JetStream for events, as in `nats://host:4222` [default: events stay in this process and its database].
+    /// NATS JetStream for events, such as `nats://host:4222` [default: in this process and its database].
     #[arg(long, env = "GPUAAS_NATS_URL", value_name = "URL", hide_env_values = true)]
     nats_url: Option<String>,
     /// Credentials file for NATS, as `nsc` writes them.
     #[arg(long, value_name = "FILE", requires = "nats_url")]
     nats_credentials: Option<PathBuf>,
-    /// PEM authorities for NATS, instead of the system's.
+    /// PEM file with the certificate authorities for NATS [default: the system's].
     #[arg(long, value_name = "FILE", requires = "nats_url")]
     nats_ca: Option<PathBuf>,
-    /// Stream for events. Clusters that share a NATS need one each; subjects begin with its name in small letters.
+    /// Stream for events. Clusters that share a NATS need one each; subjects start with its name in lower case.
     #[arg(long, env = "GPUAAS_NATS_STREAM", value_name = "NAME", default_value = "GPUAAS")]
     nats_stream: String,
-    /// How many NATS servers keep a copy of the events.
+    /// Number of NATS servers that keep a copy of the events.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=5))]
     nats_replicas: u8,
-    /// Redis for notifications, rate limits and single-use tokens, as in `redis://host:6379` [default: in this process].
+    /// Redis for notifications, rate limits and single-use tokens, such as `redis://host:6379` [default: in this process].
     #[arg(long, env = "GPUAAS_REDIS_URL", value_name = "URL", hide_env_values = true)]
     redis_url: Option<String>,
-    /// PEM authorities for Redis, instead of the system's.
+    /// PEM file with the certificate authorities for Redis [default: the system's].
     #[arg(long, value_name = "FILE", requires = "redis_url")]
     redis_ca: Option<PathBuf>,
-    /// Who remembers the runs of allocations.
+    /// Where the workflows of allocations run.
     #[arg(long, env = "GPUAAS_WORKFLOW", value_enum, default_value_t)]
     workflow: Workflow,
-    /// Temporal's frontend; `https://` for TLS.
+    /// URL of Temporal's frontend; `https://` for TLS.
     #[arg(long, env = "GPUAAS_TEMPORAL_URL", value_name = "URL", default_value = "http://127.0.0.1:7233")]
     temporal_url: String,
-    /// Temporal's namespace. It must exist.
+    /// Namespace of Temporal. It must exist.
     #[arg(long, env = "GPUAAS_TEMPORAL_NAMESPACE", value_name = "NAME", default_value = "default")]
     temporal_namespace: String,
-    /// Queue of Temporal that the servers of this cluster share. Clusters that share a namespace need one each.
+    /// Task queue of Temporal for the servers of this cluster. Clusters that share a namespace need one each.
     #[arg(long, env = "GPUAAS_TEMPORAL_QUEUE", value_name = "NAME", default_value = "gpuaas")]
     temporal_queue: String,
-    /// PEM authorities for Temporal, instead of the system's.
+    /// PEM file with the certificate authorities for Temporal [default: the system's].
     #[arg(long, value_name = "FILE")]
     temporal_ca: Option<PathBuf>,
-    /// PEM certificate of this server for a Temporal that asks for one.
+    /// PEM client certificate for Temporal.
     #[arg(long, value_name = "FILE", requires = "temporal_key")]
     temporal_cert: Option<PathBuf>,
     /// PEM key for --temporal-cert.
     #[arg(long, value_name = "FILE", requires = "temporal_cert")]
     temporal_key: Option<PathBuf>,
-    /// File with a key that Temporal knows this server by.
+    /// File with an API key for Temporal.
     #[arg(long, value_name = "FILE")]
     temporal_api_key_file: Option<PathBuf>,
-    /// Seconds that one try of a step may take before Temporal has it tried again.
+    /// Timeout in seconds of one attempt of a step before Temporal retries it.
     #[arg(long, env = "GPUAAS_TEMPORAL_STEP_TIMEOUT", value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=600))]
     temporal_step_timeout: u64,
 }

@@ -61,14 +61,9 @@ impl From<ClientError> for CliError {
     fn from(error: ClientError) -> Self {
         let kind = error.kind();
         let problem = error.problem();
-        let code = match (problem, &error) {
-            (Some(problem), _) => problem.code.clone(),
-            (None, ClientError::Untrusted { .. }) => "server_untrusted".to_owned(),
-            (None, _) => code_of(kind).to_owned(),
-        };
         Self {
             exit: kind.into(),
-            code,
+            code: error.code().to_owned(),
             message: error.to_string(),
             cause: root_cause(&error),
             hint: hint_of(&error, kind),
@@ -77,21 +72,9 @@ impl From<ClientError> for CliError {
     }
 }
 
-fn code_of(kind: ErrorKind) -> &'static str {
-    match kind {
-        ErrorKind::Usage => "usage",
-        ErrorKind::NotFound => "not_found",
-        ErrorKind::Conflict => "conflict",
-        ErrorKind::Unauthorized => "unauthorized",
-        ErrorKind::Unreachable => "server_unreachable",
-        ErrorKind::Timeout => "timeout",
-        ErrorKind::Internal => "internal",
-    }
-}
-
 fn hint_of(error: &ClientError, kind: ErrorKind) -> Option<String> {
-    if matches!(error, ClientError::Untrusted { .. }) {
-        return Some("give the server's CA with --ca-file, or `ca_file` in the config file".to_owned());
+    if let Some(hint) = advice::of_connection(error) {
+        return Some(hint.to_owned());
     }
     if let Some(hint) = error.problem().and_then(|problem| advice::of_code(&problem.code)) {
         return Some(hint.to_owned());
@@ -103,7 +86,8 @@ fn hint_of(error: &ClientError, kind: ErrorKind) -> Option<String> {
             "sign in with `gpuaas login`, or give a token with --token-file, GPUAAS_TOKEN or `token_file` in the config file"
                 .to_owned(),
         ),
-        (ErrorKind::Unreachable, _) => {
+        (ErrorKind::Unreachable, Some(_)) => Some("try again in a moment; the server's log says what it lacks".to_owned()),
+        (ErrorKind::Unreachable, None) => {
             Some("start one with `gpuaas dev`, or name the right address with --url or GPUAAS_URL".to_owned())
         }
         (ErrorKind::Timeout, _) => Some("try again; if it repeats, look at the server's log".to_owned()),

@@ -7,15 +7,15 @@ use gpuaas_contract::state::TaskState;
 /// Shown under `gpuaas --help`; the table of `docs/cli.md` says the same.
 pub(crate) const HELP: &str = "\
 Exit codes:
-  0  done (a task that was waited for succeeded)
+  0  success (a task that was waited for succeeded)
   1  a task failed, was cancelled, interrupted or lost; or a check did not pass
-  2  the command line, an input file or a value is wrong
-  3  there is no such thing
-  4  refused: the state does not allow it, or the host's policy does not
-  5  not authorized: no token, a wrong one, or a role that may not
-  6  the server cannot be reached, or its certificate is not trusted
-  7  no answer in time, the task is still running, or no node took it in time
-  8  internal: a bug, or a server of another version
+  2  the command line, an input file or a value is wrong, or --yes is missing
+  3  it does not exist
+  4  refused: the state or the host's policy does not allow it, or a port is in use
+  5  not authorized: no token, a wrong token, or a role that does not allow it
+  6  the server or its database cannot be reached, or its certificate is not trusted
+  7  no answer in time, the task is still running, or no node accepted it in time
+  8  internal error, or a server of another version
 
 Examples:
   gpuaas node ls

@@ -44,6 +44,15 @@ impl NewFile {
         self.file.write_all(bytes).map_err(|error| unwritable(&self.path, &error))
     }
 
+    /// Gives it its name, unless another file has it by now.
+    pub(crate) fn finish_new(self) -> Result<(), CliError> {
+        let Self { file, path } = self;
+        let file = file.into_inner().map_err(|error| unwritable(&path, error.error()))?;
+        file.as_file().sync_all().map_err(|error| unwritable(&path, &error))?;
+        file.persist_noclobber(&path).map_err(|error| unwritable(&path, &error.error))?;
+        Ok(())
+    }
+
     /// Gives it its name.
     pub(crate) fn finish(self) -> Result<(), CliError> {
         let Self { file, path } = self;

@@ -222,8 +222,8 @@ impl Teller {
 
     fn allocation(&self, allocation: &Allocation) {
         let doing = match &allocation.pending_power_action {
-            Some(requested) => format!("told to {requested}"),
-            None if allocation.state == AllocationState::Active && allocation.release_requested => "to be released".to_owned(),
+            Some(requested) => format!("{requested} requested"),
+            None if allocation.state == AllocationState::Active && allocation.release_requested => "release requested".to_owned(),
             None => state(allocation),
         };
         let why = allocation.reason.as_ref().map_or(String::new(), |reason| format!(": {reason}"));

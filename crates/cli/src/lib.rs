@@ -21,12 +21,14 @@ mod exit;
 mod files;
 mod follow;
 mod hidden;
+mod list;
 mod output;
 mod pages;
 mod params;
 mod price;
 mod resolve;
 mod server;
+mod support;
 mod tenants;
 mod time;
 
@@ -45,7 +47,20 @@ pub fn main() -> std::process::ExitCode {
         Ok(cli) => cli,
         Err(error) => return args::report(&error),
     };
-    let session = context::CommandContext::new(cli.global);
+    let format = cli.global.output;
+    let session = match context::CommandContext::new(cli.global) {
+        Ok(session) => session,
+        Err(failure) => {
+            output::Output::new(format, true).failure(&failure);
+            return failure.exit.into();
+        }
+    };
+    // Known before anything is asked of a server.
+    if cli.is_unconfirmed && !commands::confirm::somebody_is_there() {
+        let failure = commands::confirm::required();
+        session.output.failure(&failure);
+        return failure.exit.into();
+    }
     let result = match tokio::runtime::Runtime::new() {
         Ok(runtime) => runtime.block_on(commands::run(&session, cli.command)),
         Err(error) => Err(error::CliError::internal(format!("cannot start the async runtime: {error}"))),

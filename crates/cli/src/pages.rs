@@ -37,6 +37,23 @@ pub(crate) async fn collect<T>(
     }
 }
 
+/// Like [`collect`], for lists with the newest first: ends at the first item that is too old.
+pub(crate) async fn collect_newest<T>(
+    limit: usize,
+    is_wanted: impl Fn(&T) -> bool,
+    mut fetch: impl AsyncFnMut(Option<String>, u32) -> Result<Page<T>, ClientError>,
+) -> Result<Collected<T>, ClientError> {
+    collect(limit, async |after, wanted| {
+        let mut page = fetch(after, wanted).await?;
+        if let Some(end) = page.items.iter().position(|item| !is_wanted(item)) {
+            page.items.truncate(end);
+            page.next = None;
+        }
+        Ok(page)
+    })
+    .await
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -59,6 +76,23 @@ mod tests {
         assert_eq!(collect_of(7, 10).await, ((0..7).collect(), false));
         assert_eq!(collect_of(7, 7).await, ((0..7).collect(), false));
         assert_eq!(collect_of(7, 4).await, ((0..4).collect(), true));
+    }
+
+    #[tokio::test]
+    async fn a_list_with_the_newest_first_is_read_up_to_what_is_too_old() {
+        let pages = std::cell::Cell::new(0);
+        let collected = collect_newest(
+            100,
+            |number: &u32| *number >= 5,
+            async |after: Option<String>, _| {
+                pages.set(pages.get() + 1);
+                let start: u32 = after.map_or(9, |after| after.parse().expect("our cursor"));
+                Ok(Page { items: vec![start, start - 1], next: Some((start - 2).to_string()) })
+            },
+        )
+        .await
+        .expect("no error");
+        assert_eq!((collected.items, collected.more, pages.get()), (vec![9, 8, 7, 6, 5], false, 3));
     }
 
     #[tokio::test]

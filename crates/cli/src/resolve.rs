@@ -9,7 +9,7 @@ use gpuaas_contract::state::{EnrollmentState, NodeService};
 
 use crate::error::CliError;
 use crate::exit::Exit;
-use crate::pages::{self, MAX_ITEMS};
+use crate::pages::{self, Collected, MAX_ITEMS};
 
 /// Most candidates shown when a name is ambiguous.
 pub(crate) const MAX_CANDIDATES: usize = 10;
@@ -63,7 +63,7 @@ pub(crate) fn pick(kind: Noun, wanted: &str, candidates: &[Candidate]) -> Result
         several => {
             let shown: Vec<String> = several.iter().take(MAX_CANDIDATES).map(|candidate| candidate.shown()).collect();
             let more = if several.len() > shown.len() { ", …" } else { "" };
-            let message = format!("`{wanted}` is the name or beginning of {} {}s", several.len(), kind.word);
+            let message = format!("`{wanted}` is the name or prefix of {} {}s", several.len(), kind.word);
             Err(CliError::usage("ambiguous", message).hint(format!("choose one: {}{more}", shown.join(", "))))
         }
     }
@@ -105,7 +105,7 @@ pub(crate) async fn node(client: &Client, wanted: &str) -> Result<String, CliErr
         return Ok(wanted.to_owned());
     }
     not_of_another_kind(NODE, wanted)?;
-    let nodes = all_nodes(client, true).await?;
+    let nodes = all_nodes(client, true, MAX_ITEMS).await?.items;
     // A name of a retired node is free for another one, which is then meant.
     let is_retired = |node: &Node| node.service == NodeService::Retired;
     let is_taken = nodes.iter().any(|node| node.name == wanted && !is_retired(node));
@@ -122,14 +122,13 @@ pub(crate) async fn node_to_replace(client: &Client, wanted: Option<&str>) -> Re
     }
 }
 
-/// Every node.
-pub(crate) async fn all_nodes(client: &Client, retired_too: bool) -> Result<Vec<Node>, CliError> {
-    let collected = pages::collect(MAX_ITEMS, async |after, limit| {
+/// The first nodes of all.
+pub(crate) async fn all_nodes(client: &Client, retired_too: bool, limit: usize) -> Result<Collected<Node>, CliError> {
+    let fetch = async |after, limit| {
         let query = NodeListQuery { all: Some(retired_too), after, limit: Some(limit), service: None };
         client.nodes(&query).await
-    })
-    .await?;
-    Ok(collected.items)
+    };
+    Ok(pages::collect(limit, fetch).await?)
 }
 
 /// A task's id. Tasks are too many to list: the server looks for the beginning.
@@ -194,22 +193,23 @@ pub(crate) async fn enrollment(client: &Client, wanted: &str) -> Result<String, 
         return Ok(wanted.to_owned());
     }
     not_of_another_kind(ENROLLMENT, wanted)?;
-    let candidates: Vec<_> = enrollments(client, Some(EnrollmentState::Pending))
+    let candidates: Vec<_> = enrollments(client, Some(EnrollmentState::Pending), MAX_ITEMS)
         .await?
+        .items
         .into_iter()
         .map(|enrollment| Candidate { id: enrollment.id.to_string(), name: enrollment.facts.hostname })
         .collect();
     pick(ENROLLMENT, wanted, &candidates)
 }
 
-/// Every enrollment request in this state.
-pub(crate) async fn enrollments(client: &Client, state: Option<EnrollmentState>) -> Result<Vec<Enrollment>, CliError> {
-    let collected = pages::collect(MAX_ITEMS, async |after, limit| {
-        let query = EnrollmentListQuery { state, after, limit: Some(limit) };
-        client.enrollments(&query).await
-    })
-    .await?;
-    Ok(collected.items)
+/// The first enrollment requests in this state.
+pub(crate) async fn enrollments(
+    client: &Client,
+    state: Option<EnrollmentState>,
+    limit: usize,
+) -> Result<Collected<Enrollment>, CliError> {
+    let fetch = async |after, limit| client.enrollments(&EnrollmentListQuery { state, after, limit: Some(limit) }).await;
+    Ok(pages::collect(limit, fetch).await?)
 }
 
 /// A join token's id.

@@ -9,7 +9,7 @@ use gpuaas_control::CorsOrigin;
 use gpuaas_control::identity::{ExternalIssuer, IdentityConfig};
 use gpuaas_control::listener::TrustedProxy;
 use gpuaas_control::{ApiTls, Server, ServerConfig, StartError, process_roles};
-use gpuaas_store::StoreConfig;
+use gpuaas_store::{StoreConfig, StoreError};
 use tracing_subscriber::EnvFilter;
 
 use crate::ca_args::CaArgs;
@@ -26,69 +26,69 @@ pub(crate) struct ServerArgs {
     /// Database: `sqlite:PATH` or `postgres://user@host/name` [default: sqlite in the data folder].
     #[arg(long, env = "GPUAAS_STORE", value_name = "URL", hide_env_values = true)]
     store: Option<String>,
-    /// Most connections to PostgreSQL.
+    /// Maximum number of connections to PostgreSQL.
     #[arg(long, value_name = "N", default_value_t = 16)]
     store_connections: u32,
-    /// What this process does: `all`, or some of `api`, `link`, `provisioning`, `outbox`, `notify`, `webhook`, separated by commas.
+    /// Roles of this process: `all`, or some of `api`, `link`, `provisioning`, `outbox`, `notify`, `webhook`, separated by commas.
     #[arg(long, value_name = "ROLES", default_value = "all")]
     roles: String,
-    /// Where REST listens. Plain HTTP is only allowed on a loopback address.
+    /// Address of the REST listener. Plain HTTP is only allowed on a loopback address.
     #[arg(long, env = "GPUAAS_API_LISTEN", value_name = "ADDRESS", default_value = "127.0.0.1:8080")]
     api_listen: SocketAddr,
-    /// How REST is protected: plain, or with a certificate of the cluster's own CA (see --ca; trust `DATA/keys/ca.crt`, or step-ca's root).
+    /// TLS of REST: off, or a certificate of the cluster's CA (see --ca; clients trust `DATA/keys/ca.crt`, or step-ca's root).
     #[arg(long, value_enum, default_value_t)]
     api_tls: TlsChoice,
-    /// A name or address that REST is reached by, for the certificate of --api-tls built-in; repeatable.
+    /// Name or address of this server in the certificate of --api-tls built-in; repeatable.
     #[arg(long = "api-name", value_name = "NAME")]
     api_names: Vec<String>,
-    /// PEM chain for REST, instead of one of the cluster's own CA.
+    /// PEM certificate chain for REST, instead of one of the cluster's CA.
     #[arg(long, value_name = "FILE", requires = "api_key")]
     api_cert: Option<PathBuf>,
     /// PEM key for --api-cert.
     #[arg(long, value_name = "FILE", requires = "api_cert")]
     api_key: Option<PathBuf>,
-    /// A proxy in front of REST whose X-Forwarded-For is believed, as an address or a network such as `192.0.2.0/24`; repeatable.
+    /// Proxy whose X-Forwarded-For header is trusted: an address or a network such as `192.0.2.0/24`; repeatable.
     #[arg(long = "trusted-proxy", env = "GPUAAS_TRUSTED_PROXIES", value_name = "CIDR", value_delimiter = ',')]
     trusted_proxies: Vec<TrustedProxy>,
-    /// An origin whose pages may call REST from a browser, such as `https://portal.example.com`; repeatable.
+    /// Origin whose pages can call REST from a browser, such as `https://portal.example.com`; repeatable.
     #[arg(long = "cors-origin", env = "GPUAAS_CORS_ORIGINS", value_name = "ORIGIN", value_delimiter = ',')]
     cors_origins: Vec<CorsOrigin>,
-    /// Where agents connect (TLS 1.3 with client certificates, always).
+    /// Address of the listener for agents (always TLS 1.3 with client certificates).
     #[arg(long, env = "GPUAAS_LINK_LISTEN", value_name = "ADDRESS", default_value = "0.0.0.0:8443")]
     link_listen: SocketAddr,
-    /// What hosts are told to connect to, `host:port` [default: the address above].
+    /// Address that agents connect to, `host:port` [default: that of --link-listen].
     #[arg(long, env = "GPUAAS_LINK_ADVERTISE", value_name = "ADDRESS")]
     link_advertise: Option<String>,
     #[command(flatten)]
     ca: CaArgs,
-    /// Where people reach REST, as in `https://gpuaas.example.com`: the name of the built-in issuer [default: the address of --api-listen].
+    /// Public URL of REST, such as `https://gpuaas.example.com`, which is also the name of the built-in issuer [default: --api-listen].
     #[arg(long, env = "GPUAAS_PUBLIC_URL", value_name = "URL")]
     public_url: Option<String>,
-    /// Another OIDC issuer whose tokens are taken, and the audience they must have: `https://issuer.example.com=AUDIENCE`; repeatable.
+    /// External OIDC issuer whose tokens are accepted, and their audience: `https://issuer.example.com=AUDIENCE`; repeatable.
     #[arg(long = "issuer", value_name = "URL=AUDIENCE")]
     issuers: Vec<String>,
-    /// PEM authorities for --issuer, instead of the system's.
+    /// PEM file with the certificate authorities for --issuer [default: the system's].
     #[arg(long, value_name = "FILE")]
     issuer_ca: Option<PathBuf>,
-    /// Nobody signs in with a password of this server.
+    /// Disable the built-in issuer: nobody signs in with a password of this server.
     #[arg(long)]
     no_built_in_issuer: bool,
     #[command(flatten)]
     backends: EngineArgs,
-    /// Webhooks may go to private addresses and over plain HTTP: for sites whose tenants live in their own network.
+    /// Allow webhooks to private addresses and over plain HTTP, for sites whose tenants are in the same network.
     #[arg(long)]
     webhooks_to_private: bool,
-    /// Most releases, cleanups and retirements of nodes per hour and cluster, such as `600/h`. One organization may use half of it, operators
-    /// a quarter; `gpuaas cluster budget lift` allows more for an hour.
+    /// Maximum number of releases, cleanups and retirements of nodes per hour, such as `600/h`. One organization can use half of it,
+    /// operators a quarter; `gpuaas cluster budget lift` allows more for an hour.
     #[arg(long, value_name = "COUNT/h", default_value = "3600/h", value_parser = per_hour)]
     destructive_budget: u32,
-    /// Folder with Cedar files (`*.cedar`) that forbid more than the built-in policies do.
+    /// Folder with Cedar policies (`*.cedar`) that forbid more than the built-in ones.
     #[arg(long, env = "GPUAAS_POLICY_DIR", value_name = "DIR")]
     policy_dir: Option<PathBuf>,
-    /// Form of the log on stderr.
+    /// Format of the log on stderr.
     #[arg(long, value_enum, default_value_t)]
     log_format: LogFormat,
-    /// What to log, such as `info` or `gpuaas_control=debug`.
+    /// Log filter, such as `info` or `gpuaas_control=debug`.
     #[arg(long, env = "GPUAAS_LOG", value_name = "FILTER", default_value = "info")]
     log: String,
 }
@@ -228,10 +228,45 @@ pub(crate) fn init_log(filter: &str, format: LogFormat) -> Result<(), CliError> 
     Ok(())
 }
 
-/// A start error with all its causes.
+/// A start error with all its causes, and what to do about the usual ones.
 pub(crate) fn start_failure(error: &StartError) -> CliError {
-    let mut failure = CliError::new(Exit::Internal, "server_start", error.to_string());
+    use std::io::ErrorKind;
+    let (exit, code, hint) = match error {
+        StartError::Bind { source, flag, .. } => match source.kind() {
+            ErrorKind::AddrInUse => (
+                Exit::Refused,
+                "port_in_use",
+                Some(format!("stop what listens there (`ss -ltnp` names it), or choose another address with {flag}")),
+            ),
+            ErrorKind::PermissionDenied => (
+                Exit::Unauthorized,
+                "port_forbidden",
+                Some(format!("ports below 1024 need CAP_NET_BIND_SERVICE; choose another with {flag}")),
+            ),
+            ErrorKind::AddrNotAvailable => {
+                (Exit::Usage, "address_unknown", Some(format!("no interface of this machine has this address; correct {flag}")))
+            }
+            _ => (Exit::Internal, "server_start", None),
+        },
+        StartError::Store(StoreError::InUse { .. }) => (Exit::Refused, "store_in_use", None),
+        StartError::Store(error) if error.is_unreachable() => (
+            Exit::Unreachable,
+            "store_unreachable",
+            Some("start the database, and check the address in --store or GPUAAS_STORE".to_owned()),
+        ),
+        StartError::Store(_) => (Exit::Internal, "store_unusable", None),
+        StartError::KeysMissing(_) => (Exit::Refused, "keys_missing", None),
+        StartError::PlainHttp(_) => (Exit::Usage, "plain_http_refused", None),
+        StartError::ApiCertificate { .. } => (Exit::Usage, "api_certificate_invalid", None),
+        StartError::Policies(_) => (Exit::Usage, "policies_invalid", None),
+        StartError::Backends(_) => (Exit::Unreachable, "backend_unusable", None),
+        StartError::Ca(_) | StartError::Keys(_) | StartError::File(_) | StartError::Identity(_) | StartError::First(_) => {
+            (Exit::Internal, "server_start", None)
+        }
+    };
+    let mut failure = CliError::new(exit, code, error.to_string());
     failure.cause = std::error::Error::source(error).map(gpuaas_control::link::chain);
+    failure.hint = hint;
     failure
 }
 

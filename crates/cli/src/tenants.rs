@@ -12,7 +12,7 @@ use gpuaas_contract::id::{
 use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::exit::Exit;
-use crate::pages::{self, MAX_ITEMS};
+use crate::pages::{self, Collected, MAX_ITEMS};
 use crate::resolve::{Candidate, MAX_CANDIDATES, Noun, not_of_another_kind, pick};
 
 const ORGANIZATION: Noun = Noun { word: "organization", prefix: OrgId::PREFIX, list: "gpuaas org ls" };
@@ -49,11 +49,11 @@ pub(crate) async fn project(session: &CommandContext) -> Result<Project, CliErro
     let mut seen = page.items;
     match (seen.len(), more) {
         (0, _) => Err(CliError::new(Exit::NotFound, "project_missing", "there is no project that you can see")
-            .hint("ask an owner of your organization for a role; operators make one with `gpuaas org create` and `gpuaas project create`")),
+            .hint("ask an owner of your organization for a role; operators create projects with `gpuaas org create` and `gpuaas project create`")),
         (1, false) => Ok(seen.remove(0)),
         _ => {
             let more = if more { ", …" } else { "" };
-            Err(CliError::usage("project_needed", "you can see several projects; which one is meant?")
+            Err(CliError::usage("project_needed", "you can see several projects and have not chosen one")
                 .hint(format!("choose with {HOW_TO_CHOOSE}: {}{more}", names.join(", "))))
         }
     }
@@ -137,7 +137,7 @@ fn one<T>(kind: Noun, wanted: &str, mut found: Vec<T>, named: impl Fn(&T) -> (St
 }
 
 /// Every image a project can use, or without a project those of the platform.
-pub(crate) async fn images(client: &Client, project: Option<&str>) -> Result<Vec<Image>, CliError> {
+pub(crate) async fn images(client: &Client, project: Option<&str>, limit: usize) -> Result<Collected<Image>, CliError> {
     let fetch = async |after, limit| {
         let query = ImageListQuery { name: None, after, limit: Some(limit) };
         match project {
@@ -145,13 +145,13 @@ pub(crate) async fn images(client: &Client, project: Option<&str>) -> Result<Vec
             None => client.images(&query).await,
         }
     };
-    Ok(pages::collect(MAX_ITEMS, fetch).await?.items)
+    Ok(pages::collect(limit, fetch).await?)
 }
 
 /// The image that is meant. A name means the organization's own image before the platform's.
 pub(crate) async fn image(client: &Client, project: Option<&str>, wanted: &str) -> Result<Image, CliError> {
     not_of_another_kind(IMAGE, wanted)?;
-    let mut found = images(client, project).await?;
+    let mut found = images(client, project, MAX_ITEMS).await?.items;
     if found.iter().any(|image| image.name == wanted && image.organization_id.is_some()) {
         found.retain(|image| image.organization_id.is_some());
     }
@@ -159,27 +159,31 @@ pub(crate) async fn image(client: &Client, project: Option<&str>, wanted: &str) 
 }
 
 /// Every SSH key of a project.
-pub(crate) async fn ssh_keys(client: &Client, project: &str) -> Result<Vec<SshKey>, CliError> {
+pub(crate) async fn ssh_keys(client: &Client, project: &str, limit: usize) -> Result<Collected<SshKey>, CliError> {
     let fetch = async |after, limit| client.ssh_keys(project, &PageQuery { after, limit: Some(limit) }).await;
-    Ok(pages::collect(MAX_ITEMS, fetch).await?.items)
+    Ok(pages::collect(limit, fetch).await?)
 }
 
 /// The SSH key that is meant.
 pub(crate) async fn ssh_key(client: &Client, project: &str, wanted: &str) -> Result<SshKey, CliError> {
     not_of_another_kind(SSH_KEY, wanted)?;
-    one(SSH_KEY, wanted, ssh_keys(client, project).await?, |key| (key.id.to_string(), key.name.clone()))
+    one(SSH_KEY, wanted, ssh_keys(client, project, MAX_ITEMS).await?.items, |key| (key.id.to_string(), key.name.clone()))
 }
 
 /// Every service account of a project.
-pub(crate) async fn service_accounts(client: &Client, project: &str) -> Result<Vec<ServiceAccount>, CliError> {
+pub(crate) async fn service_accounts(
+    client: &Client,
+    project: &str,
+    limit: usize,
+) -> Result<Collected<ServiceAccount>, CliError> {
     let fetch = async |after, limit| client.service_accounts(project, &PageQuery { after, limit: Some(limit) }).await;
-    Ok(pages::collect(MAX_ITEMS, fetch).await?.items)
+    Ok(pages::collect(limit, fetch).await?)
 }
 
 /// The service account that is meant.
 pub(crate) async fn service_account(client: &Client, project: &str, wanted: &str) -> Result<ServiceAccount, CliError> {
     not_of_another_kind(SERVICE_ACCOUNT, wanted)?;
-    let found = service_accounts(client, project).await?;
+    let found = service_accounts(client, project, MAX_ITEMS).await?.items;
     one(SERVICE_ACCOUNT, wanted, found, |account| (account.id.to_string(), account.name.clone()))
 }
 
@@ -193,9 +197,9 @@ pub(crate) async fn api_key(client: &Client, project: &str, account: &str, wante
 }
 
 /// Every webhook of a project.
-pub(crate) async fn webhooks(client: &Client, project: &str) -> Result<Vec<Webhook>, CliError> {
+pub(crate) async fn webhooks(client: &Client, project: &str, limit: usize) -> Result<Collected<Webhook>, CliError> {
     let fetch = async |after, limit| client.webhooks(project, &PageQuery { after, limit: Some(limit) }).await;
-    Ok(pages::collect(MAX_ITEMS, fetch).await?.items)
+    Ok(pages::collect(limit, fetch).await?)
 }
 
 /// A webhook's id, from a beginning of it or its address if it is not a whole id.
@@ -205,20 +209,20 @@ pub(crate) async fn webhook(session: &CommandContext, wanted: &str) -> Result<St
     }
     not_of_another_kind(WEBHOOK, wanted)?;
     let project = project(session).await?.id.to_string();
-    let found = webhooks(session.client()?, &project).await?;
+    let found = webhooks(session.client()?, &project, MAX_ITEMS).await?.items;
     one(WEBHOOK, wanted, found, |webhook| (webhook.id.to_string(), webhook.url.clone())).map(|webhook| webhook.id.to_string())
 }
 
 /// Every product, those that are no longer on offer, too.
-pub(crate) async fn skus(client: &Client) -> Result<Vec<Sku>, CliError> {
+pub(crate) async fn skus(client: &Client, limit: usize) -> Result<Collected<Sku>, CliError> {
     let fetch = async |after, limit| client.skus(&PageQuery { after, limit: Some(limit) }).await;
-    Ok(pages::collect(MAX_ITEMS, fetch).await?.items)
+    Ok(pages::collect(limit, fetch).await?)
 }
 
 /// The product that is meant. A name means one that is on offer, if there is one.
 pub(crate) async fn sku(client: &Client, wanted: &str) -> Result<Sku, CliError> {
     not_of_another_kind(SKU, wanted)?;
-    let mut found = skus(client).await?;
+    let mut found = skus(client, MAX_ITEMS).await?.items;
     if found.iter().any(|sku| sku.name == wanted && sku.retired_at.is_none()) {
         found.retain(|sku| sku.retired_at.is_none());
     }

@@ -19,6 +19,17 @@ fn parse_at(text: &str, now: Timestamp) -> Result<Timestamp, String> {
     utc(text).ok_or_else(|| "expected `+2h` for a time from now, or UTC such as 2027-03-01T08:00Z".to_owned())
 }
 
+/// Reads a time in the past: `2h` or `3d` before now, or a moment in UTC such as `2027-03-01T08:00Z` or `2027-03-01`.
+pub(crate) fn parse_past(text: &str) -> Result<Timestamp, String> {
+    parse_past_at(text, Timestamp::now())
+}
+
+fn parse_past_at(text: &str, now: Timestamp) -> Result<Timestamp, String> {
+    // A date starts with a number, too, but has dashes.
+    let time = if text.contains('-') { utc(text) } else { duration::parse(text).ok().map(|ago| now.minus(ago)) };
+    time.ok_or_else(|| "expected a duration before now such as 2h or 3d, or UTC such as 2027-03-01T08:00Z".to_owned())
+}
+
 /// RFC 3339, and shorter: `YYYY-MM-DD`, or without seconds `YYYY-MM-DDTHH:MMZ`.
 fn utc(text: &str) -> Option<Timestamp> {
     let Some((date, time)) = text.split_once('T') else { return Timestamp::parse_rfc3339(&format!("{text}T00:00:00Z")) };
@@ -48,6 +59,18 @@ mod tests {
         ] {
             let read = parse_at(text, now).expect(text);
             assert!(read.rfc3339().starts_with(shown), "{text} is {read}");
+        }
+    }
+
+    #[test]
+    fn a_time_in_the_past_is_a_duration_or_a_date() {
+        let now = Timestamp(1_000_000_000_000_000);
+        assert_eq!(parse_past_at("2h", now), Ok(now.minus(Duration::from_secs(7200))));
+        assert_eq!(parse_past_at("3d", now), Ok(now.minus(Duration::from_secs(3 * 86_400))));
+        assert_eq!(parse_past_at("2001-09-09", now).map(|at| at.rfc3339()), Ok("2001-09-09T00:00:00.000000Z".to_owned()));
+        assert_eq!(parse_past_at("2001-09-09T01:46:40.5Z", now), Ok(Timestamp(1_000_000_000_500_000)));
+        for text in ["", "yesterday", "-2h", "2 h", "2001-9-9", "2h ago", "+2h"] {
+            assert!(parse_past_at(text, now).is_err(), "{text}");
         }
     }
 

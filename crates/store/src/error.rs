@@ -75,6 +75,12 @@ pub enum StoreError {
 }
 
 impl StoreError {
+    /// Whether there is no connection to the database: it is down, or not where it is looked for.
+    pub fn is_unreachable(&self) -> bool {
+        let Self::Database { source, .. } = self else { return false };
+        matches!(**source, sqlx::Error::Io(_) | sqlx::Error::PoolTimedOut)
+    }
+
     /// Creates an error for `map_err`: the database failed while doing this.
     pub(crate) fn doing(doing: &'static str) -> impl Fn(sqlx::Error) -> Self {
         move |source| Self::Database { doing, source: Arc::new(source) }

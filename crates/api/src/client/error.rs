@@ -1,9 +1,12 @@
 //! What can go wrong between a client and a server, in sentences.
 
-use std::path::PathBuf;
-use std::time::Duration;
+use std::io::ErrorKind as ErrorKindOfIo;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
-use reqwest::header::HeaderMap;
+use gpuaas_contract::time::Timestamp;
+use reqwest::header::{DATE, HeaderMap};
+use rustls::CertificateError;
 
 use crate::dto::Problem;
 use crate::routes;
@@ -69,13 +72,47 @@ pub enum ClientError {
         source: reqwest::Error,
     },
     /// A connection, but with somebody whose certificate is not trusted.
-    #[error("{url} has no certificate that is trusted here: give the CA file of the server")]
+    #[error("{}", untrusted(url, why))]
     Untrusted {
         /// The server's address.
         url: String,
+        /// What is wrong with the certificate.
+        why: Distrust,
         /// What TLS says.
         #[source]
         source: reqwest::Error,
+    },
+    /// A server that speaks TLS was asked over plain HTTP, or the other way round.
+    #[error("{url} answers, but it speaks {}", if *speaks_tls { "https, not plain http" } else { "plain http, not https" })]
+    WrongScheme {
+        /// The address that was asked.
+        url: String,
+        /// What it speaks.
+        speaks_tls: bool,
+        /// What the network says.
+        #[source]
+        source: reqwest::Error,
+    },
+    /// The socket of a server on this machine cannot be used.
+    #[error("{}", unusable_socket(path, *problem))]
+    Socket {
+        /// The socket.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: SocketProblem,
+        /// What the system says.
+        #[source]
+        source: reqwest::Error,
+    },
+    /// The server does not take the token, and its clock is not ours.
+    #[error("{}; the clock of this machine is {} seconds {} that of the server", detail_of(problem).trim_end_matches('.'), skew.as_secs(), if *ahead { "ahead of" } else { "behind" })]
+    ClockSkew {
+        /// How far the clocks are apart.
+        skew: Duration,
+        /// Whether ours is the later one.
+        ahead: bool,
+        /// The server's explanation.
+        problem: Box<Problem>,
     },
     /// No answer in time.
     #[error("{url} did not answer within {} seconds", after.as_secs())]
@@ -139,6 +176,46 @@ pub enum ClientError {
     },
 }
 
+/// Why a server's certificate is not trusted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Distrust {
+    /// No authority that is trusted here has signed it.
+    Authority,
+    /// It is for other names, as far as they are known.
+    Name(Vec<String>),
+    /// It is not valid yet, or no longer, by the clock of this machine.
+    Time,
+}
+
+/// Why a socket cannot be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SocketProblem {
+    /// It does not exist.
+    Missing,
+    /// This user may not use it.
+    Forbidden,
+    /// No server listens there.
+    Dead,
+}
+
+fn untrusted(url: &str, why: &Distrust) -> String {
+    match why {
+        Distrust::Authority => format!("{url} has a certificate of an authority that is not trusted here"),
+        Distrust::Name(names) if names.is_empty() => format!("the certificate of {url} is for another name"),
+        Distrust::Name(names) => format!("the certificate of {url} is for another name: {}", names.join(", ")),
+        Distrust::Time => format!("the certificate of {url} is not valid at this time, by the clock of this machine"),
+    }
+}
+
+fn unusable_socket(path: &Path, problem: SocketProblem) -> String {
+    let path = path.display();
+    match problem {
+        SocketProblem::Missing => format!("there is no socket {path}"),
+        SocketProblem::Forbidden => format!("this user may not use the socket {path}"),
+        SocketProblem::Dead => format!("no server listens on the socket {path}"),
+    }
+}
+
 /// The kinds of errors a caller may want to treat differently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorKind {
@@ -163,7 +240,12 @@ impl ClientError {
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::BadUrl { .. } | Self::BadToken | Self::CaFile { .. } | Self::BadName { .. } => ErrorKind::Usage,
-            Self::Unreachable { .. } | Self::Untrusted { .. } | Self::Broken { .. } => ErrorKind::Unreachable,
+            Self::Socket { problem: SocketProblem::Forbidden, .. } | Self::ClockSkew { .. } => ErrorKind::Unauthorized,
+            Self::Unreachable { .. }
+            | Self::Untrusted { .. }
+            | Self::WrongScheme { .. }
+            | Self::Socket { .. }
+            | Self::Broken { .. } => ErrorKind::Unreachable,
             Self::Timeout { .. } => ErrorKind::Timeout,
             Self::Refused { status, .. } | Self::Unexpected { status, .. } => kind_of_status(*status),
             Self::RateLimited { .. } => ErrorKind::Conflict,
@@ -178,7 +260,7 @@ impl ClientError {
     /// The server's explanation, if there is one.
     pub fn problem(&self) -> Option<&Problem> {
         match self {
-            Self::Refused { problem, .. } | Self::RateLimited { problem, .. } => Some(problem),
+            Self::Refused { problem, .. } | Self::RateLimited { problem, .. } | Self::ClockSkew { problem, .. } => Some(problem),
             Self::BadUrl { .. }
             | Self::BadToken
             | Self::CaFile { .. }
@@ -188,6 +270,8 @@ impl ClientError {
             | Self::Unserializable { .. }
             | Self::Unreachable { .. }
             | Self::Untrusted { .. }
+            | Self::WrongScheme { .. }
+            | Self::Socket { .. }
             | Self::Timeout { .. }
             | Self::Broken { .. }
             | Self::Unexpected { .. }
@@ -200,6 +284,11 @@ impl ClientError {
     pub fn code(&self) -> &str {
         match self {
             Self::Refused { problem, .. } | Self::RateLimited { problem, .. } => &problem.code,
+            Self::ClockSkew { .. } => "clock_skew",
+            Self::WrongScheme { .. } => "wrong_scheme",
+            Self::Socket { problem: SocketProblem::Missing, .. } => "socket_missing",
+            Self::Socket { problem: SocketProblem::Forbidden, .. } => "socket_forbidden",
+            Self::Socket { problem: SocketProblem::Dead, .. } => "server_unreachable",
             Self::BadUrl { .. } => "bad_url",
             Self::BadToken => "bad_token",
             Self::CaFile { .. } => "bad_ca_file",
@@ -208,7 +297,9 @@ impl ClientError {
             Self::BadName { .. } => "bad_name",
             Self::Unserializable { .. } => "bad_document",
             Self::Unreachable { .. } => "server_unreachable",
-            Self::Untrusted { .. } => "server_untrusted",
+            Self::Untrusted { why: Distrust::Authority, .. } => "server_untrusted",
+            Self::Untrusted { why: Distrust::Name(_), .. } => "server_name_mismatch",
+            Self::Untrusted { why: Distrust::Time, .. } => "certificate_time",
             Self::Timeout { .. } => "timeout",
             Self::Broken { .. } => "connection_broken",
             Self::Unexpected { .. } => "unexpected_answer",
@@ -222,6 +313,7 @@ impl ClientError {
         let status = match self {
             Self::Refused { status, .. } => *status,
             Self::RateLimited { .. } => 429,
+            Self::ClockSkew { .. } => 401,
             // These say themselves what to do.
             Self::BadUrl { .. }
             | Self::BadToken
@@ -232,6 +324,8 @@ impl ClientError {
             | Self::Unserializable { .. }
             | Self::Unreachable { .. }
             | Self::Untrusted { .. }
+            | Self::WrongScheme { .. }
+            | Self::Socket { .. }
             | Self::Timeout { .. }
             | Self::Broken { .. }
             | Self::Unexpected { .. }
@@ -262,6 +356,9 @@ impl ClientError {
             | Self::Unserializable { .. }
             | Self::Unreachable { .. }
             | Self::Untrusted { .. }
+            | Self::WrongScheme { .. }
+            | Self::Socket { .. }
+            | Self::ClockSkew { .. }
             | Self::Timeout { .. }
             | Self::Broken { .. }
             | Self::Refused { .. }
@@ -280,7 +377,11 @@ impl ClientError {
     /// Whether the same request may well succeed a little later.
     pub fn is_transient(&self) -> bool {
         match self {
-            Self::Unreachable { .. } | Self::Timeout { .. } | Self::Broken { .. } | Self::RateLimited { .. } => true,
+            Self::Unreachable { .. }
+            | Self::Socket { problem: SocketProblem::Missing | SocketProblem::Dead, .. }
+            | Self::Timeout { .. }
+            | Self::Broken { .. }
+            | Self::RateLimited { .. } => true,
             Self::Refused { status, .. } | Self::Unexpected { status, .. } => matches!(status, 429 | 502 | 503 | 504),
             Self::BadUrl { .. }
             | Self::BadToken
@@ -290,6 +391,9 @@ impl ClientError {
             | Self::BadName { .. }
             | Self::Unserializable { .. }
             | Self::Untrusted { .. }
+            | Self::WrongScheme { .. }
+            | Self::Socket { problem: SocketProblem::Forbidden, .. }
+            | Self::ClockSkew { .. }
             | Self::TooLarge { .. }
             | Self::Malformed { .. } => false,
         }
@@ -325,12 +429,33 @@ fn detail_of(problem: &Problem) -> &str {
     }
 }
 
+/// Clocks that differ by less than this are no reason why a token is refused.
+const MAX_SKEW: Duration = Duration::from_secs(300);
+
+/// How far our clock is from that of a server which says its time with every answer, and whether ours is ahead; `None` if they agree.
+pub(super) fn clock_skew(headers: &HeaderMap, now: Timestamp) -> Option<(Duration, bool)> {
+    let theirs = headers.get(DATE)?.to_str().ok().and_then(|date| httpdate::parse_http_date(date).ok())?;
+    let theirs = Timestamp(0).plus(theirs.duration_since(SystemTime::UNIX_EPOCH).ok()?);
+    let ahead = now > theirs;
+    let skew = if ahead { now.since(theirs) } else { theirs.since(now) };
+    (skew > MAX_SKEW).then_some((skew, ahead))
+}
+
 /// What a transport error means to a person.
-pub(super) fn classify(url: &str, source: reqwest::Error, timeout: Duration) -> ClientError {
+pub(super) fn classify(url: &str, socket: Option<&Path>, source: reqwest::Error, timeout: Duration) -> ClientError {
     let url = url.to_owned();
-    if is_certificate_error(&source) {
-        ClientError::Untrusted { url, source }
-    } else if source.is_connect() {
+    if let Some(problem) = find_cause(&source, socket_problem)
+        && let Some(path) = socket
+    {
+        return ClientError::Socket { path: path.to_owned(), problem, source };
+    }
+    if let Some(why) = find_cause(&source, distrust) {
+        return ClientError::Untrusted { url, why, source };
+    }
+    if let Some(speaks_tls) = find_cause(&source, other_scheme) {
+        return ClientError::WrongScheme { url, speaks_tls, source };
+    }
+    if source.is_connect() {
         ClientError::Unreachable { url, source }
     } else if source.is_timeout() {
         ClientError::Timeout { url, after: timeout }
@@ -339,11 +464,12 @@ pub(super) fn classify(url: &str, source: reqwest::Error, timeout: Duration) -> 
     }
 }
 
-fn is_certificate_error(error: &reqwest::Error) -> bool {
+/// What the first cause that means something says.
+fn find_cause<T>(error: &reqwest::Error, meaning: impl Fn(&(dyn std::error::Error + 'static)) -> Option<T>) -> Option<T> {
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(error) = cause {
-        if matches!(error.downcast_ref::<rustls::Error>(), Some(rustls::Error::InvalidCertificate(_))) {
-            return true;
+        if let Some(found) = meaning(error) {
+            return Some(found);
         }
         // An I/O error hides what it wraps from `source`.
         let wrapped = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
@@ -352,5 +478,56 @@ fn is_certificate_error(error: &reqwest::Error) -> bool {
             None => error.source(),
         };
     }
-    false
+    None
+}
+
+fn socket_problem(error: &(dyn std::error::Error + 'static)) -> Option<SocketProblem> {
+    match error.downcast_ref::<std::io::Error>()?.kind() {
+        ErrorKindOfIo::NotFound => Some(SocketProblem::Missing),
+        ErrorKindOfIo::PermissionDenied => Some(SocketProblem::Forbidden),
+        ErrorKindOfIo::ConnectionRefused => Some(SocketProblem::Dead),
+        _ => None,
+    }
+}
+
+fn distrust(error: &(dyn std::error::Error + 'static)) -> Option<Distrust> {
+    let rustls::Error::InvalidCertificate(fault) = error.downcast_ref::<rustls::Error>()? else { return None };
+    Some(match fault {
+        CertificateError::NotValidForName => Distrust::Name(Vec::new()),
+        CertificateError::NotValidForNameContext { presented, .. } => Distrust::Name(presented.clone()),
+        CertificateError::Expired
+        | CertificateError::ExpiredContext { .. }
+        | CertificateError::NotValidYet
+        | CertificateError::NotValidYetContext { .. } => Distrust::Time,
+        _ => Distrust::Authority,
+    })
+}
+
+/// Whether the server speaks TLS, if it does not speak what it was asked in.
+fn other_scheme(error: &(dyn std::error::Error + 'static)) -> Option<bool> {
+    if let Some(rustls::Error::InvalidMessage(_)) = error.downcast_ref::<rustls::Error>() {
+        return Some(false);
+    }
+    // An alert of TLS in place of an answer.
+    error.downcast_ref::<hyper::Error>().filter(|error| error.is_parse()).map(|_| true)
+}
+
+#[cfg(test)]
+mod tests {
+    use reqwest::header::HeaderValue;
+
+    use super::*;
+
+    #[test]
+    fn clocks_that_differ_by_minutes_are_noticed() {
+        let theirs = Timestamp(1_700_000_000_000_000);
+        let date = SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000);
+        let mut headers = HeaderMap::new();
+        assert_eq!(clock_skew(&headers, theirs), None, "who says no time cannot be compared");
+        headers.insert(DATE, HeaderValue::from_str(&httpdate::fmt_http_date(date)).expect("a header"));
+        let hour = Duration::from_secs(3600);
+        assert_eq!(clock_skew(&headers, theirs.plus(Duration::from_secs(10))), None);
+        assert_eq!(clock_skew(&headers, theirs.plus(hour)), Some((hour, true)));
+        assert_eq!(clock_skew(&headers, theirs.minus(hour)), Some((hour, false)));
+    }
 }

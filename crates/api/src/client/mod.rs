@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use gpuaas_contract::id::CorrelationId;
+use gpuaas_contract::time::Timestamp;
 use reqwest::header::{ACCEPT, AUTHORIZATION, HeaderMap, HeaderValue};
 use reqwest::{Response, Url};
 
@@ -23,7 +24,7 @@ use crate::dto::Problem;
 use crate::endpoints::Method;
 use crate::routes;
 
-pub use error::{ClientError, ErrorKind};
+pub use error::{ClientError, Distrust, ErrorKind, SocketProblem};
 pub use export::AuditExport;
 pub use tls::config as tls_config;
 pub use watch::{AllocationWatchEvent, HeardEvent, WatchEvent, WatchUntil};
@@ -81,6 +82,8 @@ impl std::fmt::Debug for ClientOptions {
 pub struct Client {
     http: reqwest::Client,
     base: Url,
+    /// The socket that is used instead of the network, for error messages.
+    socket: Option<PathBuf>,
     timeout: Duration,
 }
 
@@ -159,11 +162,11 @@ impl Client {
             .redirect(reqwest::redirect::Policy::none())
             .connect_timeout(CONNECT_TIMEOUT)
             .tcp_nodelay(true);
-        if let Some(path) = options.unix_socket {
-            builder = builder.unix_socket(path);
+        if let Some(path) = &options.unix_socket {
+            builder = builder.unix_socket(path.as_path());
         }
         let http = builder.build().map_err(|source| ClientError::Setup { source })?;
-        Ok(Self { http, base, timeout: options.timeout })
+        Ok(Self { http, base, socket: options.unix_socket, timeout: options.timeout })
     }
 
     /// The address of the server.
@@ -253,9 +256,14 @@ impl Client {
     async fn refusal(&self, response: Response) -> ClientError {
         let (status, url) = (response.status().as_u16(), response.url().to_string());
         let retry_after = error::retry_after(response.headers());
+        let skew = error::clock_skew(response.headers(), Timestamp::now()).filter(|_| status == 401);
         // The status is worth more than the reason why its explanation could not be read.
         let bytes = self.read_capped(response, MAX_PROBLEM_BYTES).await.unwrap_or_default();
-        match (serde_json::from_slice::<Problem>(&bytes), retry_after) {
+        let problem = serde_json::from_slice::<Problem>(&bytes);
+        if let (Some((skew, ahead)), Ok(problem)) = (skew, &problem) {
+            return ClientError::ClockSkew { skew, ahead, problem: Box::new(problem.clone()) };
+        }
+        match (problem, retry_after) {
             (problem, Some(retry_after)) if status == 429 => ClientError::rate_limited(retry_after, problem.ok()),
             (Ok(problem), _) => ClientError::Refused { status, problem: Box::new(problem) },
             (Err(_), _) => {
@@ -277,7 +285,7 @@ impl Client {
     }
 
     fn transport_error(&self, source: reqwest::Error) -> ClientError {
-        error::classify(self.url(), source, self.timeout)
+        error::classify(self.url(), self.socket.as_deref(), source, self.timeout)
     }
 }
 

@@ -7,122 +7,126 @@ use gpuaas_api::dto::{Allocation, AllocationChange, AllocationExtend, Allocation
 use gpuaas_contract::slice::VmName;
 use gpuaas_contract::state::{AllocationState, AllocationStep};
 use gpuaas_contract::task::slice_console_read::{MAX_BYTES, MAX_FOLLOW_SECONDS};
+use gpuaas_contract::time::Timestamp;
 
 use super::alloc_create::{self, CreateArgs};
-use super::alloc_list::{self, ListArgs};
+use super::alloc_list::{self, AllocationListArgs};
 use super::alloc_view::{advise, show};
-use super::{alloc_events, alloc_ssh, confirm, slice};
+use super::confirm::ConfirmArgs;
+use super::{alloc_events, alloc_ssh, slice};
 use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::exit::Exit;
 use crate::follow::{self, WaitedFor};
-use crate::{duration, tenants};
+use crate::{duration, tenants, time};
 
-/// Allocations: what you lease. One is named by its id, a unique beginning of it, or its name in the project.
+/// Allocations. An allocation is named by its id, a unique prefix of it, or its name in the project.
 #[derive(Debug, Subcommand)]
 pub(crate) enum AllocCommand {
-    /// Lease something and wait until you can sign in.
+    /// Create an allocation and wait until you can sign in.
     ///
-    /// Live phases are on stderr, the way in is printed at the end. Ctrl-C ends the waiting, not the work.
+    /// Progress is printed on stderr, and the address to sign in at the end. Ctrl-C stops waiting; the work continues.
     ///
     /// Examples:
     ///   gpuaas alloc create trainer --sku h100-1x --image ubuntu
     ///   gpuaas alloc create big --sku h100-8x --image ubuntu --ssh-key laptop --lease 8h --queue 10m --tag team=ml
     #[command(verbatim_doc_comment)]
     Create(Box<CreateArgs>),
-    /// List allocations that are not over.
+    /// List allocations that have not ended.
     #[command(alias = "list")]
-    Ls(ListArgs),
-    /// Show one allocation: where it stands, how to sign in, what it costs.
+    Ls(AllocationListArgs),
+    /// Show an allocation: its state, how to sign in, what it costs.
     #[command(alias = "get")]
     Show(Named),
-    /// Shut a guest down. It keeps its place, its disk and its address, and its price.
+    /// Stop a guest. It keeps its place, disk, address and price.
     Stop(Power),
-    /// Start a guest that was stopped, and wait until it answers by SSH.
+    /// Start a stopped guest, and wait until it answers by SSH.
     Start(Power),
-    /// Stop a guest and start it again, and wait until it answers by SSH.
+    /// Reboot a guest, and wait until it answers by SSH.
     Reboot(Power),
-    /// Move the end of a lease.
+    /// Extend a lease.
     Extend {
         /// The allocation.
         allocation: String,
-        /// This much later than it ends now, such as `2h`.
+        /// How much later it ends, such as `2h`.
         #[arg(long, value_name = "TIME", value_parser = duration::parse, required_unless_present = "forever", conflicts_with = "forever")]
         by: Option<Duration>,
-        /// No end: until it is released.
+        /// Remove the end: the lease lasts until it is released.
         #[arg(long)]
         forever: bool,
-        /// Running the same command again with the same key moves it once.
+        /// Idempotency key: repeating the command with the same key extends the lease once.
         #[arg(long, value_name = "KEY")]
         idempotency_key: Option<String>,
     },
-    /// Give an allocation back. Its disks are wiped. Asks first on a terminal.
+    /// Release an allocation. Everything on its disks is lost. Asks for its name first.
     Release {
         /// The allocation.
         allocation: String,
         /// Why; kept in its history.
         #[arg(long, default_value = "")]
         reason: String,
-        /// Do not ask.
-        #[arg(short, long)]
-        yes: bool,
-        /// Return as soon as it is asked for.
+        #[command(flatten)]
+        confirm: ConfirmArgs,
+        /// Return at once instead of waiting for the result.
         #[arg(long)]
         no_wait: bool,
     },
-    /// Try again what failed, or a release that is blocked.
+    /// Retry an allocation that failed, or a release that is blocked.
     Retry {
         /// The allocation.
         allocation: String,
-        /// How long it may wait for a place, such as `10m`.
+        /// How long it waits for a free place, such as `10m`.
         #[arg(long, value_name = "TIME", value_parser = duration::parse)]
         queue: Option<Duration>,
-        /// Return as soon as it is asked for.
+        /// Return at once instead of waiting for the result.
         #[arg(long)]
         no_wait: bool,
     },
-    /// Print what happened to an allocation.
+    /// Print the events of an allocation.
     Events {
         /// The allocation.
         allocation: String,
-        /// Go on with what comes, until it is over or Ctrl-C.
+        /// Continue with new events until the allocation ends or Ctrl-C.
         #[arg(short, long)]
         follow: bool,
+        /// Only events from this time on: a duration before now such as `2h` or `3d`, or UTC such as 2027-03-01T08:00Z.
+        #[arg(long, value_name = "TIME", value_parser = time::parse_past)]
+        since: Option<Timestamp>,
     },
-    /// Print what a guest wrote to its serial console.
+    /// Print the serial console of a guest.
     Console {
         /// The allocation.
         allocation: String,
-        /// Go on with what comes, for up to an hour or until Ctrl-C.
+        /// Continue with new output for up to an hour or until Ctrl-C.
         #[arg(short, long)]
         follow: bool,
-        /// How much of the past.
+        /// How many bytes of past output to print.
         #[arg(long, value_name = "BYTES", default_value_t = 65_536, value_parser = clap::value_parser!(u32).range(0..=i64::from(MAX_BYTES)))]
         tail: u32,
     },
-    /// Print an OpenSSH `Host` block, so that `ssh NAME` gets you in.
+    /// Print an OpenSSH `Host` block, so that `ssh NAME` connects.
     SshConfig {
         /// The allocation.
         allocation: String,
-        /// Keep it in ~/.ssh/gpuaas_config instead of printing it.
+        /// Write it to ~/.ssh/gpuaas_config instead of printing it.
         #[arg(long)]
         write: bool,
     },
-    /// Give an allocation another name. Its guest keeps the name it gave itself.
+    /// Rename an allocation. The guest keeps its host name.
     Rename {
         /// The allocation.
         allocation: String,
         /// The new name: lower-case letters, digits and dashes.
         name: VmName,
     },
-    /// Change an allocation's tags: those given are set, all others stay.
+    /// Set or remove tags of an allocation. Other tags are not changed.
     Tag {
         /// The allocation.
         allocation: String,
         /// Tags to set.
         #[arg(value_name = "KEY=VALUE", value_parser = alloc_create::tag, required_unless_present = "remove")]
         tags: Vec<(String, String)>,
-        /// A tag to remove; may be given several times.
+        /// A tag to remove; can be given several times.
         #[arg(long, value_name = "KEY")]
         remove: Vec<String>,
     },
@@ -135,12 +139,12 @@ pub(crate) struct Named {
     allocation: String,
 }
 
-/// An allocation, and whether to wait.
+/// An allocation and whether to wait.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Power {
     /// The allocation.
     allocation: String,
-    /// Return as soon as it is asked for.
+    /// Return at once instead of waiting for the result.
     #[arg(long)]
     no_wait: bool,
 }
@@ -175,7 +179,17 @@ pub(super) async fn run(session: &CommandContext, command: AllocCommand) -> Resu
             show(session, &extended)?;
             Ok(Exit::Done)
         }
-        AllocCommand::Release { allocation, reason, yes, no_wait } => release(session, &allocation, reason, yes, no_wait).await,
+        AllocCommand::Release { allocation, reason, confirm, no_wait } => {
+            let id = tenants::allocation(session, &allocation).await?;
+            if !confirm.is_given() {
+                let now = client.allocation(&id).await?;
+                let question = format!("Release {} ({}, {})? Everything on its disks is lost.", now.name, now.sku, now.state);
+                confirm.ask_for_name(&question, &now.name)?;
+            }
+            let asked = client.allocation_release(&id, &Reason { reason }).await?;
+            let is_done = |now: &Allocation| now.is_terminal() || now.state == AllocationState::ReleaseBlocked;
+            finish(session, asked, no_wait, is_done, Allocation::is_terminal).await
+        }
         AllocCommand::Retry { allocation, queue, no_wait } => {
             let id = tenants::allocation(session, &allocation).await?;
             let retry = AllocationRetry { wait_seconds: queue.map(|queue| queue.as_secs()) };
@@ -189,8 +203,8 @@ pub(super) async fn run(session: &CommandContext, command: AllocCommand) -> Resu
             let is_good = move |now: &Allocation| if blocked { now.is_terminal() } else { now.state == AllocationState::Active };
             finish(session, asked, no_wait, is_done, is_good).await
         }
-        AllocCommand::Events { allocation, follow } => {
-            alloc_events::run(session, &tenants::allocation(session, &allocation).await?, follow).await
+        AllocCommand::Events { allocation, follow, since } => {
+            alloc_events::run(session, &tenants::allocation(session, &allocation).await?, follow, since).await
         }
         AllocCommand::Console { allocation, follow, tail } => {
             let id = tenants::allocation(session, &allocation).await?;
@@ -232,24 +246,6 @@ async fn changed(
     Ok(Exit::Done)
 }
 
-async fn release(session: &CommandContext, allocation: &str, reason: String, yes: bool, no_wait: bool) -> Result<Exit, CliError> {
-    let client = session.client()?;
-    let id = tenants::allocation(session, allocation).await?;
-    if !yes && confirm::somebody_is_there() {
-        let now = client.allocation(&id).await?;
-        confirm::ask(&format!("Release {} ({}, {})? Everything on its disks is lost.", now.name, now.sku, now.state))?;
-    }
-    let asked = client.allocation_release(&id, &Reason { reason }).await?;
-    finish(
-        session,
-        asked,
-        no_wait,
-        |now| now.is_terminal() || now.state == AllocationState::ReleaseBlocked,
-        Allocation::is_terminal,
-    )
-    .await
-}
-
 fn is_held(allocation: &Allocation) -> bool {
     allocation.state.known().is_some_and(AllocationState::is_held)
 }
@@ -274,7 +270,7 @@ pub(super) async fn finish(
     let id = asked.id.to_string();
     if no_wait {
         show(session, &asked)?;
-        session.output.hint(&format!("`gpuaas alloc show {}` shows how it goes", asked.name));
+        session.output.hint(&format!("`gpuaas alloc show {}` shows its progress", asked.name));
         return Ok(Exit::Done);
     }
     let now = match follow::allocation(session.client()?, &id, &is_done).await? {
@@ -282,9 +278,10 @@ pub(super) async fn finish(
         WaitedFor::GaveUp => {
             let now = session.client()?.allocation(&id).await?;
             show(session, &now)?;
-            session
-                .output
-                .hint(&format!("it goes on; `gpuaas alloc show {0}` shows how, `gpuaas alloc release {0}` ends it", now.name));
+            session.output.hint(&format!(
+                "it continues; `gpuaas alloc show {0}` shows its progress, `gpuaas alloc release {0}` ends it",
+                now.name
+            ));
             return Ok(Exit::Timeout);
         }
     };

@@ -13,51 +13,52 @@ use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::exit::Exit;
 use crate::output::{Details, Table, View};
+use crate::pages::MAX_ITEMS;
 use crate::{duration, files, price, tenants};
 
 /// What to lease.
 #[derive(Debug, clap::Args)]
 pub(crate) struct CreateArgs {
-    /// What to call it; also the name the guest gives itself: lower-case letters, digits and dashes.
+    /// Name of the allocation and host name of its guest: lower-case letters, digits and dashes.
     name: VmName,
-    /// The product; `gpuaas catalog` lists them.
+    /// Product; `gpuaas catalog` lists them.
     #[arg(long)]
     sku: String,
-    /// The image the guest is made from; `gpuaas image ls` lists them. Not for a whole machine.
+    /// Image of the guest; `gpuaas image ls` lists them. Not for whole machines.
     #[arg(long)]
     image: Option<String>,
-    /// Who may sign in: a stored key by name, a file (a value with `/` or `.` in it) or `-` for stdin; may be given several times
-    /// [default: ~/.ssh/id_ed25519.pub or id_rsa.pub, else the keys that the project has stored].
+    /// SSH key that can sign in: the name of a stored key, a file (a value with `/` or `.` in it) or `-` for stdin; repeatable
+    /// [default: ~/.ssh/id_ed25519.pub or id_rsa.pub, else the stored keys of the project].
     #[arg(long = "ssh-key", value_name = "KEY")]
     ssh_keys: Vec<String>,
-    /// The user who is made; that of the image unless given.
+    /// User name to create [default: that of the image].
     #[arg(long)]
     user: Option<UserName>,
-    /// A tag; may be given several times.
+    /// Tag; repeatable.
     #[arg(long = "tag", value_name = "KEY=VALUE", value_parser = tag)]
     tags: Vec<(String, String)>,
-    /// How long the lease is, such as `8h`; until it is released unless given.
+    /// Duration of the lease, such as `8h` [default: until it is released].
     #[arg(long, value_name = "TIME", value_parser = duration::parse)]
     lease: Option<Duration>,
-    /// How long it may wait for a place, such as `10m`; it fails at once if nothing is free unless given.
+    /// How long to wait for free capacity, such as `10m` [default: fail at once].
     #[arg(long, value_name = "TIME", value_parser = duration::parse)]
     queue: Option<Duration>,
-    /// Take the host with the most room instead of the tightest fit.
+    /// Prefer the host with the most free capacity instead of the tightest fit.
     #[arg(long)]
     spread: bool,
-    /// On a whole machine: let the user become root, if its owner allows it.
+    /// On a whole machine: allow the user to become root, if the host's policy permits it.
     #[arg(long)]
     sudo: bool,
-    /// Only say what would come of it: whether it fits, its price, and for operators its place.
+    /// Show the expected result without creating anything: whether it fits, its price, and for operators its place.
     #[arg(long)]
     dry_run: bool,
-    /// Return as soon as it is asked for.
+    /// Return at once instead of waiting until it is active.
     #[arg(long, conflicts_with = "watch")]
     no_wait: bool,
-    /// Go on telling what happens after it is active, until it is over or Ctrl-C.
+    /// Continue to print progress after it is active, until it ends or Ctrl-C.
     #[arg(long)]
     watch: bool,
-    /// Running the same command again with the same key finds the same allocation instead of making another.
+    /// Idempotency key: repeating the command with the same key finds the same allocation instead of creating another one.
     #[arg(long, value_name = "KEY")]
     idempotency_key: Option<String>,
 }
@@ -118,7 +119,7 @@ type ChosenKeys = (Vec<String>, Vec<SshPublicKey>);
 fn who_may_sign_in(session: &CommandContext, wanted: &[String]) -> Result<Option<ChosenKeys>, CliError> {
     if wanted.is_empty() {
         let Some((path, found)) = default_key()? else { return Ok(None) };
-        session.output.hint(&format!("{} may sign in; --ssh-key names another key", path.display()));
+        session.output.hint(&format!("using {} to sign in; --ssh-key names another key", path.display()));
         return Ok(Some((Vec::new(), found)));
     }
     let (mut names, mut found) = (Vec::new(), Vec::new());
@@ -133,7 +134,7 @@ fn who_may_sign_in(session: &CommandContext, wanted: &[String]) -> Result<Option
 
 /// The keys that the project has stored, for whoever has none of their own.
 async fn stored_keys(session: &CommandContext, project: &str) -> Result<Vec<String>, CliError> {
-    let stored = tenants::ssh_keys(session.client()?, project).await?;
+    let stored = tenants::ssh_keys(session.client()?, project, MAX_ITEMS).await?.items;
     let names: Vec<String> = stored.into_iter().filter(|key| key.deleted_at.is_none()).map(|key| key.name).collect();
     if names.is_empty() {
         let error =

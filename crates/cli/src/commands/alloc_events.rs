@@ -5,6 +5,7 @@ use gpuaas_api::Client;
 use gpuaas_api::client::HeardEvent;
 use gpuaas_api::dto::{EventRow, EventsQuery, PageQuery};
 use gpuaas_contract::event::short_kind;
+use gpuaas_contract::time::Timestamp;
 
 use super::events::facts;
 use crate::context::CommandContext;
@@ -16,11 +17,11 @@ use crate::pages::{self, MAX_ITEMS};
 /// What every event of an allocation says, and its reader knows.
 const KNOWN: [&str; 7] = ["allocation_id", "project_id", "organization_id", "name", "from", "to", "step"];
 
-pub(super) async fn run(session: &CommandContext, id: &str, follow: bool) -> Result<Exit, CliError> {
+pub(super) async fn run(session: &CommandContext, id: &str, follow: bool, since: Option<Timestamp>) -> Result<Exit, CliError> {
     let client = session.client()?;
     if !follow {
         for row in after(client, id, None).await? {
-            print(session, &row)?;
+            print(session, &row, since)?;
         }
         return Ok(Exit::Done);
     }
@@ -34,7 +35,7 @@ pub(super) async fn run(session: &CommandContext, id: &str, follow: bool) -> Res
         let is_over = client.allocation(id).await?.is_terminal();
         for row in after(client, id, position).await? {
             position = Some(row.position);
-            print(session, &row)?;
+            print(session, &row, since)?;
         }
         if is_over {
             return Ok(Exit::Done);
@@ -66,7 +67,10 @@ async fn after(client: &Client, id: &str, position: Option<i64>) -> Result<Vec<E
     Ok(pages::collect(MAX_ITEMS, fetch).await?.items)
 }
 
-fn print(session: &CommandContext, row: &EventRow) -> Result<(), CliError> {
+fn print(session: &CommandContext, row: &EventRow, since: Option<Timestamp>) -> Result<(), CliError> {
+    if since.is_some_and(|since| row.at < since) {
+        return Ok(());
+    }
     session.output.print_item(row, |row| {
         let line = format!("{} {} {}", row.at, short_kind(row.kind.as_str()), facts(&row.data, &KNOWN));
         printable(line.trim_end())

@@ -34,7 +34,7 @@ pub(super) fn run(session: &CommandContext, allocation: &Allocation, write: bool
     let mut file = NewFile::create(&path)?;
     file.write(put(&before, &allocation.id.to_string(), &block).as_bytes())?;
     file.finish()?;
-    session.output.hint(&format!("{} has it; `ssh {}` gets you in", path.display(), allocation.name));
+    session.output.hint(&format!("written to {}; `ssh {}` connects", path.display(), allocation.name));
     if !is_included(&folder) {
         session.output.hint("put this line at the top of ~/.ssh/config: Include gpuaas_config");
     }
@@ -55,7 +55,7 @@ fn is_included(folder: &Path) -> bool {
 
 /// A `Host` block. What the server says is checked first: a line of its choosing could make OpenSSH run a program.
 fn block(allocation: &Allocation) -> Result<String, CliError> {
-    let odd = |what: &str| CliError::internal(format!("the server gave a {what} that no OpenSSH configuration can take"));
+    let odd = |what: &str| CliError::internal(format!("the server sent a {what} that OpenSSH cannot use"));
     let name: VmName = allocation.name.parse().map_err(|_| odd("name"))?;
     let user: UserName = allocation.username.parse().map_err(|_| odd("user name"))?;
     let Some((host, port)) = address(allocation) else {

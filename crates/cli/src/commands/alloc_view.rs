@@ -118,10 +118,10 @@ fn details(allocation: &Allocation) -> Details {
         .maybe("node", allocation.node_name.as_deref())
         .field("project", allocation.project_id)
         .maybe("task", allocation.task)
-        .field("asked for by", &allocation.requested_by)
-        .field("asked for", moment(allocation.created_at))
+        .field("requested by", &allocation.requested_by)
+        .field("requested", moment(allocation.created_at))
         .maybe("active since", allocation.active_at.map(moment))
-        .maybe("over since", allocation.ended_at.map(moment))
+        .maybe("ended", allocation.ended_at.map(moment))
 }
 
 /// Keys as people know them: their comment, or else their kind and their end.
@@ -144,11 +144,11 @@ pub(super) fn advise(session: &CommandContext, allocation: &Allocation) {
             format!("`gpuaas alloc console {name}` shows what it does; `gpuaas alloc reboot {name}` tries again")
         }
         Some(AllocationState::Active) if address(allocation).is_some() => {
-            format!("`gpuaas alloc ssh-config {name} --write` lets you say `ssh {name}`")
+            format!("`gpuaas alloc ssh-config {name} --write` enables `ssh {name}`")
         }
-        Some(AllocationState::Failed) => format!("nothing is held; `gpuaas alloc retry {name}` tries again"),
+        Some(AllocationState::Failed) => format!("nothing is reserved; `gpuaas alloc retry {name}` retries it"),
         Some(AllocationState::ReleaseBlocked) => {
-            format!("it costs you nothing any more; operators clean its host up, then `gpuaas alloc retry {name}` ends it")
+            format!("it is no longer billed; operators clean up its host, then `gpuaas alloc retry {name}` ends it")
         }
         Some(
             AllocationState::Requested

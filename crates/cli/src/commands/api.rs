@@ -13,18 +13,18 @@ const MAX_BODY: u64 = 1024 * 1024;
 /// A request.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ApiArgs {
-    /// GET, POST, PUT, PATCH or DELETE.
+    /// Method: GET, POST, PUT, PATCH or DELETE.
     method: String,
-    /// The path, such as `/api/v1/nodes?limit=5`.
+    /// Path, such as `/api/v1/nodes?limit=5`.
     path: String,
-    /// The body: JSON, `@FILE`, or `-` for standard input.
+    /// Body: JSON, `@FILE`, or `-` for stdin.
     #[arg(short, long, value_name = "JSON|@FILE|-")]
     data: Option<String>,
 }
 
 pub(super) async fn run(session: &CommandContext, args: ApiArgs) -> Result<Exit, CliError> {
     if !args.path.starts_with('/') || args.path.contains(['{', '}', '#']) {
-        let error = CliError::usage("path_invalid", format!("`{}` is no path of the interface", args.path));
+        let error = CliError::usage("path_invalid", format!("`{}` is not a path of the REST interface", args.path));
         return Err(error.hint("write it like /api/v1/nodes?limit=5"));
     }
     let body = match args.data.as_deref() {
@@ -35,10 +35,9 @@ pub(super) async fn run(session: &CommandContext, args: ApiArgs) -> Result<Exit,
             None => Some(data.as_bytes().to_vec()),
         },
     };
-    let mut answer = session.client()?.raw(&args.method, &args.path, body).await?;
-    if !answer.is_empty() && !answer.ends_with(b"\n") {
-        answer.push(b'\n');
+    let answer = session.client()?.raw(&args.method, &args.path, body).await?;
+    if !answer.is_empty() {
+        session.output.json(answer)?;
     }
-    session.output.raw(&answer)?;
     Ok(Exit::Done)
 }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use clap::Subcommand;
+use gpuaas_api::Client;
 use gpuaas_api::dto::{ApiKey, ApiKeyCreate, PageQuery};
 
 use super::confirm::ConfirmArgs;
@@ -10,27 +11,28 @@ use super::{age, moment};
 use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::exit::Exit;
+use crate::list::{Changes, List, ListArgs, when_empty};
 use crate::output::{Details, Table, View, text};
-use crate::pages::{self, MAX_ITEMS};
+use crate::pages::{self, Collected, MAX_ITEMS};
 use crate::{duration, tenants};
 
 /// API keys of a project's service accounts. The keys that sign tasks are under `gpuaas signing-key`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum KeyCommand {
-    /// Make a key for a service account. Its secret is shown once.
+    /// Create a key for a service account. Its secret is shown once.
     ///
     /// For example: gpuaas key create ci --scope 'allocation.*' --life 90d
     Create {
         /// The service account.
         account: String,
-        /// What to call the key; the account's name unless given.
+        /// Name of the key [default: the account's name].
         #[arg(long)]
         name: Option<String>,
-        /// What it is limited to, such as `*.read`, `allocation.*` or `allocation.create`; may be given several times. Without it,
-        /// the key may what its account may.
+        /// Scope that the key is limited to, such as `*.read`, `allocation.*` or `allocation.create`; repeatable
+        /// [default: everything that the account is allowed to do].
         #[arg(long = "scope", value_name = "SCOPE")]
         scopes: Vec<String>,
-        /// How long it counts, such as `90d`; until it is revoked unless given.
+        /// How long it is valid, such as `90d` [default: until it is revoked].
         #[arg(long, value_name = "TIME", value_parser = duration::parse)]
         life: Option<Duration>,
     },
@@ -39,12 +41,14 @@ pub(crate) enum KeyCommand {
     Ls {
         /// The service account.
         account: Option<String>,
+        #[command(flatten)]
+        list: ListArgs,
     },
-    /// Revoke a key, at once. Asks for its id first on a terminal.
+    /// Revoke a key. Takes effect at once. Asks for its id first.
     Revoke {
         /// The service account.
         account: String,
-        /// The key: its id, a unique beginning of it, or its name if it is the only one that counts.
+        /// Key: its id, a unique prefix of it, or its name if only one valid key has it.
         key: String,
         #[command(flatten)]
         confirm: ConfirmArgs,
@@ -64,27 +68,19 @@ pub(super) async fn run(session: &CommandContext, command: KeyCommand) -> Result
             };
             let created = client.api_key_create(&project, &account.id.to_string(), &create, None).await?;
             session.output.print(&created, |created| View::Details(details(&created.key).field("secret", &created.secret)))?;
-            session.output.hint("keep the secret now: it is not shown again; programs give it as GPUAAS_TOKEN");
+            session.output.hint("store the secret now: it is not shown again; programs pass it as GPUAAS_TOKEN");
         }
-        KeyCommand::Ls { account } => {
-            let accounts = match account {
-                Some(account) => vec![tenants::service_account(client, &project, &account).await?],
-                None => tenants::service_accounts(client, &project).await?,
+        KeyCommand::Ls { account, list: args } => {
+            let list = List {
+                changes: Changes::Project(project.clone(), "api_key,service_account"),
+                time: |row: &KeyRow| Some(row.key.created_at),
+                limit: MAX_ITEMS,
+                view: table,
+                advice: when_empty(
+                    "there are no keys; `gpuaas key create ACCOUNT` creates one, `gpuaas service-account ls` lists accounts",
+                ),
             };
-            let (mut keys, mut owners) = (Vec::new(), Vec::new());
-            for account in accounts {
-                let id = account.id.to_string();
-                let fetch = async |after, limit| client.api_keys(&project, &id, &PageQuery { after, limit: Some(limit) }).await;
-                let found = pages::collect(MAX_ITEMS, fetch).await?.items;
-                owners.resize(owners.len() + found.len(), account.name);
-                keys.extend(found);
-            }
-            session.output.print(&keys, |keys: &Vec<ApiKey>| table(keys, &owners))?;
-            if keys.is_empty() {
-                session
-                    .output
-                    .hint("there are no keys; `gpuaas key create ACCOUNT` makes one, `gpuaas service-account ls` lists accounts");
-            }
+            return list.run(session, args, async |_| keys(client, &project, account.as_deref()).await).await;
         }
         KeyCommand::Revoke { account, key, confirm } => {
             let account = tenants::service_account(client, &project, &account).await?.id.to_string();
@@ -97,8 +93,33 @@ pub(super) async fn run(session: &CommandContext, command: KeyCommand) -> Result
     Ok(Exit::Done)
 }
 
+/// A key, and whose it is.
+#[derive(serde::Serialize)]
+struct KeyRow {
+    #[serde(flatten)]
+    key: ApiKey,
+    #[serde(skip)]
+    owner: String,
+}
+
+/// The keys of a service account, or of all of them.
+async fn keys(client: &Client, project: &str, account: Option<&str>) -> Result<Collected<KeyRow>, CliError> {
+    let accounts = match account {
+        Some(account) => vec![tenants::service_account(client, project, account).await?],
+        None => tenants::service_accounts(client, project, MAX_ITEMS).await?.items,
+    };
+    let mut items = Vec::new();
+    for account in accounts {
+        let id = account.id.to_string();
+        let fetch = async |after, limit| client.api_keys(project, &id, &PageQuery { after, limit: Some(limit) }).await;
+        let found = pages::collect(MAX_ITEMS, fetch).await?.items;
+        items.extend(found.into_iter().map(|key| KeyRow { key, owner: account.name.clone() }));
+    }
+    Ok(Collected { items, more: false })
+}
+
 fn scopes(key: &ApiKey) -> String {
-    key.scopes.as_ref().map_or_else(|| "all its account may".to_owned(), |scopes| scopes.join(", "))
+    key.scopes.as_ref().map_or_else(|| "all of its account".to_owned(), |scopes| scopes.join(", "))
 }
 
 fn details(key: &ApiKey) -> Details {
@@ -113,13 +134,13 @@ fn details(key: &ApiKey) -> Details {
         .maybe("revoked", key.revoked_at.map(moment))
 }
 
-fn table(keys: &[ApiKey], owners: &[String]) -> View {
+fn table(keys: &[KeyRow]) -> View {
     if keys.is_empty() {
         return View::Nothing;
     }
-    let ids = text::short_ids(&keys.iter().map(|key| key.id.to_string()).collect::<Vec<_>>());
+    let ids = text::short_ids(&keys.iter().map(|row| row.key.id.to_string()).collect::<Vec<_>>());
     let mut table = Table::new(["ID", "NAME", "ACCOUNT", "SCOPES", "STATE", "AGE"]);
-    for ((key, id), owner) in keys.iter().zip(ids).zip(owners) {
+    for (KeyRow { key, owner }, id) in keys.iter().zip(ids) {
         table.row([id, key.name.clone(), owner.clone(), scopes(key), key.state.to_string(), age(Some(key.created_at))]);
     }
     View::Table(table)

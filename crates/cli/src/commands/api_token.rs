@@ -9,33 +9,34 @@ use super::{age, moment};
 use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::exit::Exit;
+use crate::list::{Changes, List, ListArgs, when_empty};
 use crate::output::{Details, Table, View, text};
-use crate::pages;
+use crate::pages::{self, MAX_ITEMS};
 use crate::resolve;
 
 /// API tokens.
 #[derive(Debug, Subcommand)]
 pub(crate) enum TokenCommand {
-    /// Make an API token. Its secret is shown once.
+    /// Create an API token. It is shown once.
     ///
     /// For example: gpuaas token create dashboards --role support
     Create {
-        /// What to call it.
+        /// Name of the token.
         name: String,
-        /// What it may do: admin (everything), operator (run the platform), support (read everything, change nothing) or auditor (read
-        /// the audit log and the state of the platform).
+        /// Role: admin (everything), operator (run the platform), support (read everything, change nothing) or auditor (read the audit
+        /// log and the state of the platform).
         #[arg(long, default_value_t = PlatformRole::Support)]
         role: PlatformRole,
-        /// How long it counts, such as `90d`; until it is revoked unless given.
+        /// How long it is valid, such as `90d` [default: until it is revoked].
         #[arg(long, value_name = "TIME", value_parser = crate::duration::parse)]
         life: Option<std::time::Duration>,
     },
     /// List API tokens.
     #[command(alias = "list")]
-    Ls,
-    /// Revoke an API token, at once. Asks for its id first on a terminal.
+    Ls(ListArgs),
+    /// Revoke an API token. Takes effect at once. Asks for its id first.
     Revoke {
-        /// The token: its id, a unique beginning of it, or a unique name.
+        /// Token: its id, a unique prefix of it, or a unique name.
         #[arg(value_name = "TOKEN")]
         id_or_name: String,
         #[command(flatten)]
@@ -53,12 +54,18 @@ pub(super) async fn run(session: &CommandContext, command: TokenCommand) -> Resu
             session
                 .output
                 .print(&created, |created| View::Details(details(&created.api_token).field("token", &created.token)))?;
-            session.output.hint("keep the token now: it is not shown again");
+            session.output.hint("store the token now: it is not shown again");
         }
-        TokenCommand::Ls => {
+        TokenCommand::Ls(args) => {
             let fetch = async |after, limit| client.api_tokens(&PageQuery { after, limit: Some(limit) }).await;
-            let tokens = pages::collect(session.limit(), fetch).await?.items;
-            session.output.print(&tokens, |tokens| table(tokens))?;
+            let list = List {
+                changes: Changes::Platform("api_token,api_key"),
+                time: |token: &ApiToken| Some(token.created_at),
+                limit: MAX_ITEMS,
+                view: table,
+                advice: when_empty("no API token matches"),
+            };
+            return list.run(session, args, async |limit| Ok(pages::collect(limit, &fetch).await?)).await;
         }
         TokenCommand::Revoke { id_or_name, confirm } => {
             let token = resolve::api_token(client, &id_or_name).await?;

@@ -11,12 +11,16 @@ use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::exit::Exit;
 use crate::files::NewFile;
+use crate::list::{Changes, List, ListArgs, when_empty};
 use crate::output::{Details, Table, View};
+use crate::pages::Collected;
 
+/// Rows that are listed unless --limit names a number.
+const ROWS_SHOWN: usize = 50;
 /// Most bytes of one line of an exported chain.
 const MAX_LINE_BYTES: u64 = 1024 * 1024;
 
-/// The audit log: a chain of hashes over everything that ever changed.
+/// The audit log, a chain of hashes over every change.
 #[derive(Debug, Subcommand)]
 pub(crate) enum AuditCommand {
     /// List the newest rows, or those after a position.
@@ -28,22 +32,24 @@ pub(crate) enum AuditCommand {
         /// Rows after this position instead of the newest.
         #[arg(long, value_name = "SEQ")]
         after: Option<u64>,
+        #[command(flatten)]
+        list: ListArgs,
     },
-    /// Write the whole chain, one JSON row per line.
+    /// Export the whole chain, one JSON row per line.
     Export {
-        /// The file to write; stdout unless given.
+        /// File to write [default: stdout].
         #[arg(short, long, value_name = "FILE")]
         file: Option<PathBuf>,
     },
-    /// Check the chain of hashes, of the server or of an exported file. Exits with 1 if it is broken.
+    /// Verify the chain of hashes, of the server or of an exported file. Exits with 1 if it is broken.
     ///
-    /// Rows cut off the end leave a shorter chain that is whole. To notice, keep the head that this command prints and
-    /// give it as --head the next time.
+    /// If rows are cut off the end, the rest is still a valid chain. To detect that, keep the head that this command prints and
+    /// pass it as --head the next time.
     Verify {
-        /// An exported file (`-` for stdin) instead of the server; no network is used.
+        /// Verify an exported file (`-` for stdin) instead of the server; no network is used.
         #[arg(long, value_name = "FILE")]
         file: Option<PathBuf>,
-        /// A head printed before: the chain must still contain it.
+        /// Head printed by an earlier run; the chain must still contain it.
         #[arg(long, value_name = "HASH")]
         head: Option<String>,
     },
@@ -60,15 +66,24 @@ struct Verified {
 
 pub(super) async fn run(session: &CommandContext, command: AuditCommand) -> Result<Exit, CliError> {
     match command {
-        AuditCommand::Ls { target, after } => {
-            let limit = u32::try_from(session.limit_or(50)).unwrap_or(MAX_PAGE).min(MAX_PAGE);
+        AuditCommand::Ls { target, after, list: args } => {
+            let client = session.client()?;
+            let list = List {
+                changes: Changes::Unannounced,
+                time: |row: &AuditRow| Some(row.at),
+                limit: ROWS_SHOWN,
+                view: table,
+                advice: when_empty("no audit row matches"),
+            };
             let newest = after.is_none().then_some(true);
-            let page = session.client()?.audit(&AuditQuery { after, limit: Some(limit), target, newest }).await?;
-            session.output.print(&page.items, |rows| table(rows))?;
-            if page.items.is_empty() {
-                session.output.hint("no audit row matches");
-            }
-            Ok(Exit::Done)
+            let fetch = async |limit: usize| {
+                let limit = u32::try_from(limit).unwrap_or(MAX_PAGE).min(MAX_PAGE);
+                let page = client.audit(&AuditQuery { after, limit: Some(limit), target: target.clone(), newest }).await?;
+                // The server has one page of the newest rows and no cursor to older ones; `audit export` has them all.
+                let more = page.items.len() == limit as usize && page.items.iter().all(|row| args.includes(row.at));
+                Ok(Collected { items: page.items, more })
+            };
+            list.run(session, args, fetch).await
         }
         AuditCommand::Export { file } => export(session, file).await,
         AuditCommand::Verify { file, head } => {
@@ -126,9 +141,8 @@ async fn export(session: &CommandContext, file: Option<PathBuf>) -> Result<Exit,
 
     let mut export = session.client()?.audit_export().await?;
     let Some(path) = file else {
-        while let Some(mut line) = export.next_line().await? {
-            line.push(b'\n');
-            session.output.raw(&line)?;
+        while let Some(line) = export.next_line().await? {
+            session.output.json(line)?;
         }
         return Ok(Exit::Done);
     };

@@ -5,31 +5,37 @@ use gpuaas_api::dto::{Capacity, CapacityRow};
 use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::exit::Exit;
+use crate::list::{self, Changes, WatchArgs};
 use crate::output::{Table, View};
 
 /// How much to show.
 #[derive(Debug, clap::Args)]
 pub(crate) struct CapacityArgs {
-    /// A row per node instead of per model.
+    /// Show a row per node instead of per model.
     #[arg(long)]
     nodes: bool,
+    #[command(flatten)]
+    watch: WatchArgs,
 }
 
 pub(super) async fn run(session: &CommandContext, args: CapacityArgs) -> Result<Exit, CliError> {
-    let capacity = session.client()?.capacity().await?;
-    session.output.print(&capacity, |capacity| if args.nodes { by_node(capacity) } else { by_model(capacity) })?;
-    if capacity.models.is_empty() {
-        session.output.hint("there are no slots yet; `gpuaas node topology discover NODE` and `approve` make some");
-    } else if !args.nodes {
-        for sku in &capacity.skus {
-            session.output.hint(&format!("{} × {} could be leased now", sku.available, sku.sku));
+    let client = session.client()?;
+    let view = |capacity: &Capacity| if args.nodes { by_node(capacity) } else { by_model(capacity) };
+    let advise = |capacity: &Capacity| {
+        if capacity.models.is_empty() {
+            session.output.hint("there are no slots yet; `gpuaas node topology discover NODE` and `approve` create some");
+        } else if !args.nodes {
+            for sku in &capacity.skus {
+                session.output.hint(&format!("{} × {} can be leased now", sku.available, sku.sku));
+            }
         }
-    }
-    for node in capacity.nodes.iter().filter(|node| !node.host_policy_denies.is_empty()) {
-        let denied = node.host_policy_denies.join(", ");
-        session.output.hint(&format!("the host policy of {} does not allow {denied}", node.node_name));
-    }
-    Ok(Exit::Done)
+        for node in capacity.nodes.iter().filter(|node| !node.host_policy_denies.is_empty()) {
+            let denied = node.host_policy_denies.join(", ");
+            session.output.hint(&format!("the host policy of {} does not allow {denied}", node.node_name));
+        }
+    };
+    let changes = Changes::Platform("allocation,machine,node,slot,sku");
+    list::document(session, args.watch, changes, async || Ok(client.capacity().await?), view, advise).await
 }
 
 fn by_model(capacity: &Capacity) -> View {

@@ -6,19 +6,23 @@ use super::alloc_view::size;
 use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::exit::Exit;
+use crate::list::{Changes, List, WatchArgs, when_empty};
 use crate::output::{Table, View};
-use crate::pages;
+use crate::pages::{self, MAX_ITEMS};
 use crate::price;
 
-pub(super) async fn run(session: &CommandContext) -> Result<Exit, CliError> {
+pub(super) async fn run(session: &CommandContext, args: WatchArgs) -> Result<Exit, CliError> {
     let client = session.client()?;
     let fetch = async |after, limit| client.catalog(&PageQuery { after, limit: Some(limit) }).await;
-    let items = pages::collect(session.limit(), fetch).await?.items;
-    session.output.print(&items, |items: &Vec<CatalogItem>| table(items))?;
-    if items.is_empty() {
-        session.output.hint("nothing is on offer yet; operators make products with `gpuaas sku create`");
-    }
-    Ok(Exit::Done)
+    let list = List {
+        // How many there are depends on every other tenant: no event tells that.
+        changes: Changes::Unannounced,
+        time: |_: &CatalogItem| None,
+        limit: MAX_ITEMS,
+        view: table,
+        advice: when_empty("nothing is on offer yet; operators create products with `gpuaas sku create`"),
+    };
+    list.run(session, args.into(), async |limit| Ok(pages::collect(limit, &fetch).await?)).await
 }
 
 fn table(items: &[CatalogItem]) -> View {

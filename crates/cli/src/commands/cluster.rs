@@ -12,9 +12,9 @@ use crate::output::{Details, Table, View};
 /// The cluster itself.
 #[derive(Debug, Subcommand)]
 pub(crate) enum ClusterCommand {
-    /// Show the cluster's id, its root key, its CA and where agents connect to.
+    /// Show the cluster's id, root key, CA and the address for agents.
     Info,
-    /// The budget of destructive commands: releases, cleanups and retirements of nodes per hour.
+    /// Show and lift the budget of destructive commands: releases, cleanups and retirements of nodes per hour.
     #[command(subcommand)]
     Budget(BudgetCommand),
 }
@@ -22,17 +22,17 @@ pub(crate) enum ClusterCommand {
 /// The budget of destructive commands.
 #[derive(Debug, Subcommand)]
 pub(crate) enum BudgetCommand {
-    /// Show how much there may be per hour and how much there was within the last one.
+    /// Show the hourly limit and how much of it is used.
     #[command(alias = "get")]
     Show,
-    /// Allow more for an hour. Only a person who signed in can; a token cannot.
+    /// Allow more for an hour. Requires a sign-in or the server's local socket; API tokens cannot do it.
     ///
     /// For example: gpuaas cluster budget lift --count 200 --reason "rack 7 moves out"
     Lift {
         /// How many more.
         #[arg(long)]
         count: u32,
-        /// Why; it is in the audit log.
+        /// Why; kept in the audit log.
         #[arg(long)]
         reason: String,
     },

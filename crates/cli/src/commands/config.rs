@@ -11,16 +11,16 @@ use crate::output::{Details, View};
 /// The config file, `~/.config/gpuaas/config.toml` unless --config names another one.
 #[derive(Debug, Subcommand)]
 pub(crate) enum ConfigCommand {
-    /// Show what counts now: flags, then environment, then the config file, then defaults.
+    /// Show the settings in effect: flags, then environment, then the config file, then defaults.
     #[command(alias = "get")]
     Show,
-    /// Set a key of the profile in use, and leave everything else in the file as it is.
+    /// Set a key of the profile in use. The rest of the file is not changed.
     ///
     /// For example: gpuaas config set project acme/training
     Set {
-        /// The key.
+        /// Key to set.
         key: Key,
-        /// Its value; `none` removes the key.
+        /// Value; `none` removes the key.
         value: String,
     },
 }
@@ -33,9 +33,9 @@ pub(crate) enum Key {
     Url,
     /// File with the API token.
     TokenFile,
-    /// PEM file with the only authorities to trust.
+    /// PEM file with the certificate authorities to trust.
     CaFile,
-    /// The project to work in.
+    /// Project to work in.
     Project,
 }
 
@@ -101,7 +101,7 @@ pub(super) fn set(session: &CommandContext, key: Key, value: Option<&str>) -> Re
     config::set(&path, &profile, key.as_str(), value)?;
     let (key, path) = (key.as_str(), path.display());
     match value {
-        Some(value) => session.output.hint(&format!("{key} is {value} from now on ({path}, profile {profile})")),
+        Some(value) => session.output.hint(&format!("{key} is now {value} ({path}, profile {profile})")),
         None => session.output.hint(&format!("{key} is no longer set ({path}, profile {profile})")),
     }
     Ok(())

@@ -6,28 +6,46 @@ use crate::error::CliError;
 use crate::exit::Exit;
 use crate::output::text;
 
+/// The name under which clap knows that a command is confirmed.
+pub(crate) const CONFIRMED: &str = "confirmed";
+
 /// For commands that cannot be undone.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub(crate) struct ConfirmArgs {
-    /// Do not ask.
-    #[arg(short, long)]
+    /// Confirm in advance: do not ask for the name. Required without a terminal.
+    #[arg(id = CONFIRMED, short = 'y', long = "yes")]
     yes: bool,
 }
 
 impl ConfirmArgs {
-    /// Asks for the name of what is to be destroyed, unless told not to or nobody is there.
+    /// Whether it is confirmed in advance, so that nothing need be known for a question.
+    pub(super) fn is_given(self) -> bool {
+        self.yes
+    }
+
+    /// Asks for the name of what is to be destroyed, unless it is confirmed in advance.
     pub(super) fn ask_for_name(self, question: &str, name: &str) -> Result<(), CliError> {
-        if self.yes || !somebody_is_there() { Ok(()) } else { ask_for_name(question, name) }
+        match (self.yes, somebody_is_there()) {
+            (true, _) => Ok(()),
+            (false, true) => ask_for_name(question, name),
+            (false, false) => Err(required()),
+        }
     }
 }
 
+/// Why a command that destroys something does nothing.
+pub(crate) fn required() -> CliError {
+    let message = "this cannot be undone, and there is no terminal to ask for confirmation; nothing was done";
+    CliError::usage("confirmation_required", message).hint("--yes confirms it")
+}
+
 /// Whether there is somebody to ask.
-pub(super) fn somebody_is_there() -> bool {
+pub(crate) fn somebody_is_there() -> bool {
     std::io::stdin().is_terminal() && std::io::stderr().is_terminal()
 }
 
-/// Asks a person. Only a yes is a yes; anything else ends the command with nothing done.
-pub(super) fn ask(question: &str) -> Result<(), CliError> {
+/// Asks a person about something that can be undone. Only a yes is a yes; anything else ends the command with nothing done.
+pub(crate) fn ask(question: &str) -> Result<(), CliError> {
     if answered_yes(&text::printable(question))? {
         return Ok(());
     }
@@ -38,7 +56,7 @@ pub(super) fn ask(question: &str) -> Result<(), CliError> {
 /// Asks a person for the name of what is to be destroyed. Anything but that name ends the command with nothing done.
 fn ask_for_name(question: &str, name: &str) -> Result<(), CliError> {
     let (question, name) = (text::printable(question), text::printable(name));
-    if answer(&format!("{question} Type {name} to go on: "))? == name {
+    if answer(&format!("{question} Type {name} to confirm: "))? == name {
         return Ok(());
     }
     let error = CliError::new(Exit::Refused, "not_confirmed", "that is not its name; nothing was done");

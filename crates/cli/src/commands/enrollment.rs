@@ -7,27 +7,44 @@ use super::{age, moment};
 use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::exit::Exit;
+use crate::list::{Changes, List, ListArgs};
 use crate::output::{Details, Table, View, text};
+use crate::pages::MAX_ITEMS;
 use crate::resolve;
 
-pub(super) async fn list(session: &CommandContext, all: bool) -> Result<Exit, CliError> {
-    let requests = resolve::enrollments(session.client()?, if all { None } else { Some(EnrollmentState::Pending) }).await?;
-    session.output.print(&requests, |requests| table(requests))?;
-    if requests.is_empty() {
-        session.output.hint(
-            "no host is waiting; on a host, `gpuaas-agent enroll` asks, or make a join token with `gpuaas node token create`",
-        );
-    } else if session.output.is_table() && !all {
-        session
-            .output
-            .hint("compare the key with what the agent printed, then `gpuaas node approve ID` or `gpuaas node reject ID`");
-        if requests.iter().any(|request| request.existing_node.as_ref().is_some_and(|node| node.needs_replace)) {
-            session.output.hint(
-                "approving a host that is a node already ends that node's identity: `--replace-node NODE` says that it shall",
-            );
+pub(super) async fn list(session: &CommandContext, all: bool, args: ListArgs) -> Result<Exit, CliError> {
+    let client = session.client()?;
+    let state = if all { None } else { Some(EnrollmentState::Pending) };
+    let is_table = session.output.is_table();
+    let list = List {
+        changes: Changes::Platform("enrollment"),
+        time: |request: &Enrollment| Some(request.created_at),
+        limit: MAX_ITEMS,
+        view: table,
+        advice: |requests: &[Enrollment]| {
+            match requests {
+            [] => vec![
+                "no host is waiting; `gpuaas-agent enroll` on a host requests it, or `gpuaas node token create` creates a join token"
+                    .to_owned(),
+            ],
+            waiting if is_table && !all => advice(waiting),
+            _ => Vec::new(),
         }
+        },
+    };
+    list.run(session, args, async |limit| resolve::enrollments(client, state, limit).await).await
+}
+
+/// What an operator does about hosts that wait.
+fn advice(requests: &[Enrollment]) -> Vec<String> {
+    let mut advice =
+        vec!["compare the key with what the agent printed, then `gpuaas node approve ID` or `gpuaas node reject ID`".to_owned()];
+    if requests.iter().any(|request| request.existing_node.as_ref().is_some_and(|node| node.needs_replace)) {
+        advice.push(
+            "approving a host that is already a node ends that node's identity; `--replace-node NODE` confirms it".to_owned(),
+        );
     }
-    Ok(Exit::Done)
+    advice
 }
 
 pub(super) async fn approve(
@@ -44,7 +61,7 @@ pub(super) async fn approve(
     session.output.hint("the agent fetches its certificate within seconds; see `gpuaas node ls`");
     if replace_node.is_some() {
         session.output.hint(
-            "its slots are not used before they are proven: release what was leased, then `gpuaas node topology discover` and `approve`",
+            "its slots stay blocked until they are proven clean: release what was leased, then run `gpuaas node topology discover` and `approve`",
         );
     }
     Ok(Exit::Done)
@@ -72,7 +89,7 @@ fn details(request: &Enrollment) -> Details {
         .field("id", request.id)
         .field("state", &request.state)
         .field("reason", &request.reason)
-        .field("asked by", &request.email)
+        .field("requested by", &request.email)
         .field("host", &facts.hostname)
         .field("simulated", if facts.simulated { "yes" } else { "" })
         .field("system", super::node::system_of(facts))
@@ -80,9 +97,9 @@ fn details(request: &Enrollment) -> Details {
         .field("fingerprint", &request.fingerprint)
         .field("receipt key", request.receipt_key.id())
         .maybe("node", request.node_id)
-        .maybe("is already", existing(request))
+        .maybe("existing node", existing(request))
         .maybe("replaces", request.replace_node)
-        .field("asked", moment(request.created_at))
+        .field("requested", moment(request.created_at))
         .field("expires", moment(request.expires_at))
 }
 
@@ -91,7 +108,7 @@ fn table(requests: &[Enrollment]) -> View {
         return View::Nothing;
     }
     let ids = text::short_ids(&requests.iter().map(|request| request.id.to_string()).collect::<Vec<_>>());
-    let mut table = Table::new(["ID", "STATE", "HOST", "ASKED BY", "GPUS", "RECEIPT KEY", "IS ALREADY", "AGE"]);
+    let mut table = Table::new(["ID", "STATE", "HOST", "REQUESTED BY", "GPUS", "RECEIPT KEY", "EXISTING NODE", "AGE"]);
     for (request, id) in requests.iter().zip(ids) {
         table.row([
             id,

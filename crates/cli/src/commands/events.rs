@@ -9,12 +9,13 @@ use futures::StreamExt as _;
 use gpuaas_api::client::HeardEvent;
 use gpuaas_api::dto::{CloudEvent, EventsQuery};
 use gpuaas_contract::event::{EventKind, short_kind};
+use gpuaas_contract::time::Timestamp;
 
 use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::exit::Exit;
 use crate::output::text::printable;
-use crate::tenants;
+use crate::{tenants, time};
 
 /// Without --follow, the stream counts as read to its end after so much silence.
 const SILENCE: Duration = Duration::from_secs(2);
@@ -22,19 +23,22 @@ const SILENCE: Duration = Duration::from_secs(2);
 /// Where it happened, which the subject and the listener's project say already.
 const PLACES: [&str; 3] = ["allocation_id", "project_id", "organization_id"];
 
-/// What to hear.
+/// Which events to print.
 #[derive(Debug, clap::Args)]
 pub(crate) struct EventsArgs {
-    /// Go on with what comes, until Ctrl-C. Without it, what is kept is printed.
+    /// Continue with new events until Ctrl-C. Without it, stored events are printed.
     #[arg(short, long)]
     follow: bool,
-    /// Everything on the whole platform, for operators.
+    /// Print the events of the whole platform, for operators.
     #[arg(long)]
     platform: bool,
-    /// Only after this position; 0 for everything that is kept [default: 0, and with --follow from now on].
+    /// Only events after this position [default: 0, the oldest stored event; with --follow, only new events].
     #[arg(long, value_name = "POSITION")]
     after: Option<i64>,
-    /// Only this kind, such as `allocation` or `allocation.active`; may be given several times.
+    /// Only events from this time on: a duration before now such as `2h` or `3d`, or UTC such as 2027-03-01T08:00Z.
+    #[arg(long, value_name = "TIME", value_parser = time::parse_past)]
+    since: Option<Timestamp>,
+    /// Only events of this kind, such as `allocation` or `allocation.active`; repeatable.
     #[arg(long = "kind", value_name = "KIND", value_parser = KindParser, hide_possible_values = true)]
     kinds: Vec<String>,
 }
@@ -59,7 +63,8 @@ impl TypedValueParser for KindParser {
 
 pub(super) async fn run(session: &CommandContext, args: EventsArgs) -> Result<Exit, CliError> {
     let client = session.client()?;
-    let after = args.after.or((!args.follow).then_some(0));
+    // The server knows positions only: what is kept is read from the start, and what is too old is left out here.
+    let after = args.after.or((!args.follow || args.since.is_some()).then_some(0));
     let query = EventsQuery { after, kinds: (!args.kinds.is_empty()).then(|| args.kinds.join(",")) };
     let mut heard = if args.platform {
         client.events(&query).boxed()
@@ -77,6 +82,7 @@ pub(super) async fn run(session: &CommandContext, args: EventsArgs) -> Result<Ex
             () = silence => None,
         };
         match event.transpose()? {
+            Some(HeardEvent::Event(event)) if is_before(&event, args.since) => {}
             Some(HeardEvent::Event(event)) => {
                 nothing_yet = false;
                 session.output.print_item(event.as_ref(), line)?;
@@ -86,9 +92,14 @@ pub(super) async fn run(session: &CommandContext, args: EventsArgs) -> Result<Ex
         }
     }
     if nothing_yet {
-        session.output.hint("nothing has happened that is kept; --follow waits for what comes");
+        session.output.hint("there are no stored events; --follow waits for new ones");
     }
     Ok(Exit::Done)
+}
+
+/// Whether an event is older than what is wanted.
+fn is_before(event: &CloudEvent, since: Option<Timestamp>) -> bool {
+    since.zip(Timestamp::parse_rfc3339(&event.time)).is_some_and(|(since, time)| time < since)
 }
 
 fn line(event: &CloudEvent) -> String {

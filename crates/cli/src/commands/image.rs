@@ -11,29 +11,33 @@ use super::{age, moment};
 use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::exit::Exit;
+use crate::list::{Changes, List, ListArgs, when_empty};
 use crate::output::{Details, Table, View, text};
+use crate::pages::MAX_ITEMS;
 use crate::tenants;
 
-/// Images: the platform's are for everybody, an organization's for all its projects.
+/// Images. Images of the platform are available to everybody, those of an organization to all its projects.
 #[derive(Debug, Subcommand)]
 pub(crate) enum ImageCommand {
-    /// Make an image of your organization, or with --platform one for everybody.
+    /// Create an image for your organization, or with --platform for everybody.
     ///
     /// For example: gpuaas image create ubuntu --from https://images.example.com/u.img --sha256 9f86d0… --platform
     Create(Box<CreateArgs>),
     /// List the images that can be used.
     #[command(alias = "list")]
     Ls {
-        /// Only the platform's.
+        /// Only images of the platform.
         #[arg(long)]
         platform: bool,
+        #[command(flatten)]
+        list: ListArgs,
     },
-    /// Delete an image. Guests made from it go on. Asks for its name first on a terminal.
+    /// Delete an image. Existing guests are not affected. Asks for its name first.
     #[command(alias = "rm")]
     Delete {
-        /// The image: its name, its id or a unique beginning of it.
+        /// Image: its name, its id or a unique prefix of it.
         image: String,
-        /// One of the platform.
+        /// Delete an image of the platform.
         #[arg(long)]
         platform: bool,
         #[command(flatten)]
@@ -44,30 +48,30 @@ pub(crate) enum ImageCommand {
 /// What to make.
 #[derive(Debug, clap::Args)]
 pub(crate) struct CreateArgs {
-    /// What people type: lower-case letters, digits and single dashes.
+    /// Name: lower-case letters, digits and single dashes.
     name: String,
-    /// Where hosts fetch it.
+    /// URL that hosts download it from.
     #[arg(long, value_name = "URL", required_unless_present = "path")]
     from: Option<String>,
-    /// A file in the hosts' image folder, as a path below it; only for images of the platform.
+    /// Path of a file in the hosts' image folder; only for images of the platform.
     #[arg(long, conflicts_with = "from", requires = "platform")]
     path: Option<String>,
-    /// SHA-256 of the file. Always checked by hosts.
+    /// SHA-256 of the file. Hosts always check it.
     #[arg(long, value_name = "HEX", value_parser = digest)]
     sha256: Digest,
-    /// What the file is.
+    /// Format of the file.
     #[arg(long, value_enum, default_value_t = Format::Qcow2)]
     format: Format,
-    /// How the GPU's driver gets into it.
+    /// How the GPU driver is installed.
     #[arg(long, value_enum, default_value_t = Driver::None)]
     driver: Driver,
-    /// The user it is made for; `ubuntu` unless given.
+    /// Default user name [default: ubuntu].
     #[arg(long)]
     user: Option<UserName>,
-    /// In words.
+    /// Description.
     #[arg(long, default_value = "")]
     description: String,
-    /// For everybody instead of your organization; for operators.
+    /// Create it for everybody, for operators.
     #[arg(long)]
     platform: bool,
 }
@@ -76,14 +80,17 @@ pub(super) async fn run(session: &CommandContext, command: ImageCommand) -> Resu
     let client = session.client()?;
     let image = match command {
         ImageCommand::Create(args) => create(session, *args).await?,
-        ImageCommand::Ls { platform } => {
+        ImageCommand::Ls { platform, list: args } => {
             let project = if platform { None } else { Some(tenants::project(session).await?.id.to_string()) };
-            let images = tenants::images(client, project.as_deref()).await?;
-            session.output.print(&images, |images: &Vec<Image>| table(images))?;
-            if images.is_empty() {
-                session.output.hint("there are no images yet; `gpuaas image create` makes one");
-            }
-            return Ok(Exit::Done);
+            let list = List {
+                // A project also sees the images of its organization and of the platform, whose events are not its own.
+                changes: if platform { Changes::Platform("image") } else { Changes::Unannounced },
+                time: |image: &Image| Some(image.created_at),
+                limit: MAX_ITEMS,
+                view: table,
+                advice: when_empty("there are no images yet; `gpuaas image create` creates one"),
+            };
+            return list.run(session, args, async |limit| tenants::images(client, project.as_deref(), limit).await).await;
         }
         ImageCommand::Delete { image, platform, confirm } => {
             if platform {
@@ -136,8 +143,8 @@ fn details(image: &Image) -> Details {
         .field("format", &image.format)
         .field("driver", &image.driver_strategy)
         .field("user", &image.default_username)
-        .field("made by", &image.created_by)
-        .field("made", moment(image.created_at))
+        .field("created by", &image.created_by)
+        .field("created", moment(image.created_at))
         .maybe("deleted", image.deleted_at.map(moment))
 }
 

@@ -5,40 +5,44 @@ use std::time::Duration;
 use clap::Subcommand;
 use gpuaas_api::dto::{JoinToken, JoinTokenCreate, PageQuery};
 
+use super::confirm::ConfirmArgs;
 use super::{age, moment};
 use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::exit::Exit;
+use crate::list::{Changes, List, ListArgs, when_empty};
 use crate::output::{Details, Table, View, text};
-use crate::pages;
+use crate::pages::{self, MAX_ITEMS};
 use crate::{duration, resolve};
 
 /// Join tokens: each enrolls one host, or as many as it was created for.
 #[derive(Debug, Subcommand)]
 pub(crate) enum JoinTokenCommand {
-    /// Make a join token and print the command to run on the host. Its secret is shown once.
+    /// Create a join token and print the command to run on the host. It is shown once.
     Create {
-        /// What it is for, such as the host's name.
+        /// Note, such as the host's name.
         #[arg(long, default_value = "")]
         note: String,
-        /// How long it is good for, at most 15m [default: 15m].
+        /// How long it is valid, at most 15m [default: 15m].
         #[arg(long, value_name = "TIME", value_parser = duration::parse)]
         life: Option<Duration>,
         /// How many hosts it enrolls, 1 to 1000.
         #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
         uses: u32,
-        /// Let the host take over this node, which has its fingerprint: for a machine that was installed anew.
+        /// Existing node with the same fingerprint that the host replaces, for a reinstalled machine.
         #[arg(long, value_name = "NODE", conflicts_with = "uses")]
         replace_node: Option<String>,
     },
     /// List join tokens.
     #[command(alias = "list")]
-    Ls,
-    /// Take a join token back: it enrolls no more hosts. Nodes that joined with it stay.
+    Ls(ListArgs),
+    /// Revoke a join token: it enrolls no more hosts. Nodes that joined with it stay. Asks for its id first.
     Revoke {
-        /// The token: its id, a unique beginning of it, or a unique note.
+        /// Token: its id, a unique prefix of it, or a unique note.
         #[arg(value_name = "TOKEN")]
         id_or_name: String,
+        #[command(flatten)]
+        confirm: ConfirmArgs,
     },
 }
 
@@ -58,16 +62,20 @@ pub(super) async fn run(session: &CommandContext, command: JoinTokenCommand) -> 
             let hosts = if uses == 1 { "one host".to_owned() } else { format!("{uses} hosts") };
             session.output.hint(&format!("the token is not shown again; it enrolls {hosts}"));
         }
-        JoinTokenCommand::Ls => {
+        JoinTokenCommand::Ls(args) => {
             let fetch = async |after, limit| client.join_tokens(&PageQuery { after, limit: Some(limit) }).await;
-            let tokens = pages::collect(session.limit(), fetch).await?.items;
-            session.output.print(&tokens, |tokens| table(tokens))?;
-            if tokens.is_empty() {
-                session.output.hint("there are no join tokens; make one with `gpuaas node token create`");
-            }
+            let list = List {
+                changes: Changes::Platform("join_token,node"),
+                time: |token: &JoinToken| Some(token.created_at),
+                limit: MAX_ITEMS,
+                view: table,
+                advice: when_empty("there are no join tokens; `gpuaas node token create` creates one"),
+            };
+            return list.run(session, args, async |limit| Ok(pages::collect(limit, &fetch).await?)).await;
         }
-        JoinTokenCommand::Revoke { id_or_name } => {
+        JoinTokenCommand::Revoke { id_or_name, confirm } => {
             let token = resolve::join_token(client, &id_or_name).await?;
+            confirm.ask_for_name(&format!("Revoke the join token {token}? Hosts that use it are refused."), &token)?;
             let revoked = client.join_token_revoke(&token).await?;
             session.output.print(&revoked, |token| View::Details(details(token)))?;
         }

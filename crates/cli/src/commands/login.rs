@@ -25,16 +25,16 @@ pub(crate) struct LoginArgs {
     /// Show a code to type into a browser on another machine, instead of opening one here.
     #[arg(long)]
     device: bool,
-    /// Who signs you in [default: the server itself].
+    /// OIDC issuer [default: the server itself].
     #[arg(long, value_name = "URL")]
     issuer: Option<String>,
-    /// The name of this program at the issuer.
+    /// Client id of this program at the issuer.
     #[arg(long, value_name = "ID", default_value = "gpuaas-cli")]
     client_id: String,
-    /// What to ask the issuer for.
+    /// Scopes to request from the issuer.
     #[arg(long, value_name = "SCOPES", default_value = "openid profile email offline_access")]
     scope: String,
-    /// Only print the address; do not open a browser.
+    /// Print the address instead of opening a browser.
     #[arg(long)]
     no_browser: bool,
 }
@@ -51,7 +51,7 @@ pub(super) async fn run(session: &CommandContext, args: LoginArgs) -> Result<Exi
     if options.unix_socket.take().is_some() {
         return Err(CliError::usage(
             "socket_needs_no_login",
-            "over the server's own socket nobody signs in; leave --socket away",
+            "the local socket needs no sign-in; run the command without --socket",
         ));
     }
     let url = options.url.trim_end_matches('/').to_owned();
@@ -104,7 +104,7 @@ async fn with_browser(
         if is_open { "your browser opens; if it does not, open this in it:" } else { "open this in a browser on this machine:" };
     session.output.hint(what);
     session.output.hint(&format!("  {}", login.url()));
-    let spinner = spinner("waiting for you to sign in in the browser (Ctrl-C gives up)");
+    let spinner = spinner("waiting for the sign-in in the browser (Ctrl-C cancels)");
     let tokens = login.finish(http).await;
     spinner.finish_and_clear();
     Ok(tokens?)
@@ -119,7 +119,7 @@ async fn with_code(
     let login = DeviceLogin::start(http, provider, client, Timestamp::now()).await?;
     session.output.hint(&format!("open {} in any browser and type the code", login.verification_uri()));
     session.output.hint(&format!("  {}", login.user_code()));
-    let spinner = spinner("waiting for somebody to approve the code (Ctrl-C gives up)");
+    let spinner = spinner("waiting for the code to be approved (Ctrl-C cancels)");
     let tokens = login.finish(http).await;
     spinner.finish_and_clear();
     Ok(tokens?)
@@ -154,7 +154,8 @@ pub(super) async fn sign_out(session: &CommandContext) -> Result<Exit, CliError>
     if let Some(kept) = &kept
         && let Err(failure) = revoke(kept).await
     {
-        let text = format!("the issuer was not told ({}); what was stolen before stays good until it ends", failure.message);
+        let text =
+            format!("the issuer could not revoke the sign-in ({}); its tokens stay valid until they expire", failure.message);
         session.output.warn(&text);
     }
     let was_there = credentials.map(|credentials| credentials.remove(&profile)).transpose()?.unwrap_or_default();
@@ -182,10 +183,10 @@ pub(super) async fn whoami(session: &CommandContext) -> Result<Exit, CliError> {
 /// Options of `gpuaas password`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct PasswordArgs {
-    /// File with the current password, `-` for stdin; asked for on a terminal unless given.
+    /// File with the current password, `-` for stdin [default: ask on the terminal].
     #[arg(long, value_name = "FILE")]
     current_file: Option<std::path::PathBuf>,
-    /// File with the new password; asked for on a terminal unless given.
+    /// File with the new password [default: ask on the terminal].
     #[arg(long, value_name = "FILE")]
     new_file: Option<std::path::PathBuf>,
 }
@@ -200,7 +201,7 @@ pub(super) async fn password(session: &CommandContext, args: PasswordArgs) -> Re
         Some(path) => super::user::password_from(path)?,
         None => {
             let first = hidden::ask("New password: ")?;
-            if first != hidden::ask("The same again: ")? {
+            if first != hidden::ask("Repeat the new password: ")? {
                 return Err(CliError::usage("passwords_differ", "the two new passwords differ; nothing was changed"));
             }
             first
@@ -229,7 +230,7 @@ fn show(session: &CommandContext, who: &WhoAmI) -> Result<Exit, CliError> {
         View::DetailsAndTable(details, table)
     })?;
     if !who.invited && session.output.is_table() {
-        session.output.hint("nobody has given you a role yet; ask an owner or an administrator for an invitation");
+        session.output.hint("you have no role yet; ask an owner or an administrator for an invitation");
     }
     Ok(Exit::Done)
 }
@@ -237,7 +238,7 @@ fn show(session: &CommandContext, who: &WhoAmI) -> Result<Exit, CliError> {
 /// Until when a sign-in is good, for people.
 pub(super) fn good_until(kept: &SignIn) -> String {
     match kept.refresh_token {
-        Some(_) => "renewed by itself".to_owned(),
+        Some(_) => "renewed automatically".to_owned(),
         None => moment(kept.ends_at),
     }
 }

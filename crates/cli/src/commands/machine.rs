@@ -10,22 +10,23 @@ use super::{age, moment};
 use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::exit::Exit;
+use crate::list::{Changes, List, ListArgs, when_empty};
 use crate::output::{Details, Table, View};
-use crate::pages;
+use crate::pages::{self, MAX_ITEMS};
 use crate::resolve;
 
-/// Whole machines on offer.
+/// Nodes that are leased as whole machines.
 #[derive(Debug, Subcommand)]
 pub(crate) enum MachineCommand {
-    /// Offer a node for lease as a whole. It must have no slots: a host is sliced or leased as a whole, never both.
+    /// Offer a node as a whole machine. It must have no slots: a host is either sliced or leased as a whole.
     Offer {
         /// The node.
         node: String,
-        /// Where its tenants sign in, such as gpu7.example.com or 192.0.2.7:2222. Without it, they have to ask you.
+        /// Address where tenants sign in, such as gpu7.example.com or 192.0.2.7:2222. Without it, they have to ask you.
         #[arg(long, value_name = "ADDRESS")]
         ssh_address: Option<SshAddress>,
     },
-    /// Take the offer of a whole node back.
+    /// Withdraw the offer of a node. Asks for its name first.
     Withdraw {
         /// The node.
         node: String,
@@ -38,9 +39,11 @@ pub(crate) enum MachineCommand {
     /// List machines.
     #[command(alias = "list")]
     Ls {
-        /// Only those in this state: available, leased, releasing, cleanup_blocked, withdrawn.
+        /// Only machines in this state: available, leased, releasing, cleanup_blocked, withdrawn.
         #[arg(long)]
         state: Option<MachineState>,
+        #[command(flatten)]
+        list: ListArgs,
     },
 }
 
@@ -50,9 +53,9 @@ pub(super) async fn run(session: &CommandContext, command: MachineCommand) -> Re
         MachineCommand::Offer { node, ssh_address } => {
             let offered = client.node_machine_offer(&resolve::node(client, &node).await?, &MachineOffer { ssh_address }).await?;
             if offered.ssh_address.is_none() {
-                session
-                    .output
-                    .hint("its tenants are not told where to sign in; `gpuaas machine offer NODE --ssh-address ADDRESS` says it");
+                session.output.hint(
+                    "tenants do not see where to sign in; `gpuaas machine offer NODE --ssh-address ADDRESS` sets the address",
+                );
             }
             offered
         }
@@ -61,14 +64,16 @@ pub(super) async fn run(session: &CommandContext, command: MachineCommand) -> Re
             confirm.ask_for_name(&format!("Withdraw the offer of {node} as a whole machine?"), &node)?;
             client.node_machine_withdraw(&id, &Reason { reason }).await?
         }
-        MachineCommand::Ls { state } => {
+        MachineCommand::Ls { state, list: args } => {
             let fetch = async |after, limit| client.machines(&MachineListQuery { state, after, limit: Some(limit) }).await;
-            let machines = pages::collect(session.limit(), fetch).await?.items;
-            session.output.print(&machines, |machines: &Vec<Machine>| table(machines))?;
-            if machines.is_empty() {
-                session.output.hint("no node is offered as a whole; `gpuaas machine offer NODE` offers one");
-            }
-            return Ok(Exit::Done);
+            let list = List {
+                changes: Changes::Platform("machine"),
+                time: |machine: &Machine| Some(machine.offered_at),
+                limit: MAX_ITEMS,
+                view: table,
+                advice: when_empty("no node is offered as a whole; `gpuaas machine offer NODE` offers one"),
+            };
+            return list.run(session, args, async |limit| Ok(pages::collect(limit, &fetch).await?)).await;
         }
     };
     session.output.print(&machine, |machine| {

@@ -9,43 +9,46 @@ use super::moment;
 use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::exit::Exit;
+use crate::list::{Changes, List, ListArgs, when_empty};
 use crate::output::{Details, Table, View, text};
-use crate::pages;
+use crate::pages::{self, MAX_ITEMS};
 use crate::{duration, resolve, tenants, time};
 
 /// Maintenance windows.
 #[derive(Debug, Subcommand)]
 pub(crate) enum MaintenanceCommand {
-    /// Announce work on nodes. Tenants who have something there see it and hear of it.
+    /// Announce maintenance of nodes. Tenants with allocations there see it and get an event.
     ///
     /// For example: gpuaas maintenance announce rack-1 rack-2 --from +24h --for 2h --summary "new fans"
     Announce {
         /// The nodes.
         #[arg(value_name = "NODE", required = true)]
         nodes: Vec<String>,
-        /// Why, in words that tenants read.
+        /// Summary that tenants read.
         #[arg(long)]
         summary: String,
-        /// When it starts: `+24h` from now, or UTC such as 2027-03-01T08:00Z.
+        /// Start: `+24h` from now, or UTC such as 2027-03-01T08:00Z.
         #[arg(long, value_name = "WHEN", value_parser = time::parse)]
         from: Timestamp,
-        /// How long it takes, such as `2h`.
+        /// Duration, such as `2h`.
         #[arg(long = "for", value_name = "TIME", value_parser = duration::parse)]
         how_long: std::time::Duration,
     },
     /// List windows that are announced or running.
     #[command(alias = "list")]
     Ls {
-        /// Only those of this node.
+        /// Only windows of this node.
         #[arg(long)]
         node: Option<String>,
-        /// Those that are over or cancelled, too.
+        /// Include windows that have ended or were cancelled.
         #[arg(short, long)]
         all: bool,
+        #[command(flatten)]
+        list: ListArgs,
     },
     /// Cancel a window.
     Cancel {
-        /// The window: its id or a unique beginning of it.
+        /// Window: its id or a unique prefix of it.
         window: String,
     },
 }
@@ -60,10 +63,10 @@ pub(super) async fn run(session: &CommandContext, command: MaintenanceCommand) -
             }
             let create = MaintenanceCreate { summary, nodes: ids, starts_at: from, ends_at: from.plus(how_long) };
             let made = client.maintenance_announce(&create, None).await?;
-            session.output.hint("`gpuaas node drain NODE --preview` shows what is in the way");
+            session.output.hint("`gpuaas node drain NODE --preview` shows what is still on a node");
             made
         }
-        MaintenanceCommand::Ls { node, all } => {
+        MaintenanceCommand::Ls { node, all, list: args } => {
             let node = match node {
                 Some(node) => Some(resolve::node(client, &node).await?),
                 None => None,
@@ -72,12 +75,14 @@ pub(super) async fn run(session: &CommandContext, command: MaintenanceCommand) -
                 let query = MaintenanceListQuery { node: node.clone(), all: Some(all), after, limit: Some(limit) };
                 client.maintenance_windows(&query).await
             };
-            let windows = pages::collect(session.limit(), fetch).await?.items;
-            session.output.print(&windows, |windows: &Vec<MaintenanceWindow>| table(windows))?;
-            if windows.is_empty() {
-                session.output.hint("no maintenance is announced; `gpuaas maintenance announce` announces it");
-            }
-            return Ok(Exit::Done);
+            let list = List {
+                changes: Changes::Platform("maintenance"),
+                time: |window: &MaintenanceWindow| Some(window.created_at),
+                limit: MAX_ITEMS,
+                view: table,
+                advice: when_empty("no maintenance is announced; `gpuaas maintenance announce` announces it"),
+            };
+            return list.run(session, args, async |limit| Ok(pages::collect(limit, &fetch).await?)).await;
         }
         MaintenanceCommand::Cancel { window } => client.maintenance_cancel(&tenants::maintenance(client, &window).await?).await?,
     };

@@ -10,20 +10,21 @@ use super::{age, moment};
 use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::exit::Exit;
+use crate::list::{Changes, List, ListArgs, when_empty};
 use crate::output::{Details, Table, View, text};
-use crate::pages::{self, MAX_ITEMS};
+use crate::pages::{self, Collected, MAX_ITEMS};
 use crate::tenants;
 
-/// Members of the project (`--project`), or of an organization, or of the platform. One is named by address, name, or id.
+/// Members of the project (`--project`), of an organization or of the platform. A member is named by e-mail address, name or id.
 #[derive(Debug, Subcommand)]
 pub(crate) enum MemberCommand {
-    /// Give somebody a role. Who is not known yet is invited and has it with their first sign-in.
+    /// Add a member with a role. Unknown users are invited and get the role with their first sign-in.
     ///
     /// For example: gpuaas member add ada@example.com --role owner --org acme
     Add {
-        /// A person's address, or with --service-account the name of one.
+        /// E-mail address of a person, or with --service-account the name of a service account.
         who: String,
-        /// The role: `owner`, `member`, `viewer`, `billing_admin` or `tenant_auditor`; on the platform `admin`, `operator`, `support` or
+        /// Role: `owner`, `member`, `viewer`, `billing_admin` or `tenant_auditor`; on the platform `admin`, `operator`, `support` or
         /// `auditor`.
         #[arg(long)]
         role: MemberRole,
@@ -38,18 +39,20 @@ pub(crate) enum MemberCommand {
     Ls {
         #[command(flatten)]
         place: PlaceArgs,
+        #[command(flatten)]
+        list: ListArgs,
     },
-    /// Give somebody another role.
+    /// Change the role of a member.
     Role {
         /// The member.
         member: String,
-        /// The role: `owner`, `member`, `viewer`, `billing_admin` or `tenant_auditor`; on the platform `admin`, `operator`, `support` or
+        /// Role: `owner`, `member`, `viewer`, `billing_admin` or `tenant_auditor`; on the platform `admin`, `operator`, `support` or
         /// `auditor`.
         role: MemberRole,
         #[command(flatten)]
         place: PlaceArgs,
     },
-    /// Take somebody's role away. Asks for their name first on a terminal.
+    /// Remove a member. Asks for their name first.
     #[command(alias = "rm")]
     Remove {
         /// The member.
@@ -64,10 +67,10 @@ pub(crate) enum MemberCommand {
 /// Where, if it is not the project.
 #[derive(Debug, clap::Args)]
 pub(crate) struct PlaceArgs {
-    /// Of this organization instead of the project.
+    /// Use this organization instead of the project.
     #[arg(long, value_name = "ORG")]
     org: Option<String>,
-    /// Of the platform instead of a project.
+    /// Use the platform instead of a project.
     #[arg(long, conflicts_with = "org")]
     platform: bool,
 }
@@ -107,17 +110,24 @@ pub(super) async fn run(session: &CommandContext, command: MemberCommand) -> Res
                 Place::Project(project) => client.project_member_add(project, &add, None).await?,
             }
         }
-        MemberCommand::Ls { place } => {
-            let members = members(session, &place.place(session).await?).await?;
-            session.output.print(&members, |members: &Vec<Member>| table(members))?;
-            if members.is_empty() {
-                session.output.hint("nobody has a role here; `gpuaas member add EMAIL --role owner` gives one");
-            }
-            return Ok(Exit::Done);
+        MemberCommand::Ls { place, list: args } => {
+            let place = place.place(session).await?;
+            let list = List {
+                changes: match &place {
+                    Place::Platform => Changes::Platform("member"),
+                    Place::Organization(_) => Changes::Unannounced,
+                    Place::Project(project) => Changes::Project(project.clone(), "member"),
+                },
+                time: |member: &Member| Some(member.created_at),
+                limit: MAX_ITEMS,
+                view: table,
+                advice: when_empty("nobody has a role here; `gpuaas member add EMAIL --role ROLE` adds somebody"),
+            };
+            return list.run(session, args, async |limit| members(session, &place, limit).await).await;
         }
         MemberCommand::Role { member, role, place } => {
             let place = place.place(session).await?;
-            let seen = tenants::member(members(session, &place).await?, &member)?;
+            let seen = tenants::member(members(session, &place, MAX_ITEMS).await?.items, &member)?;
             let (id, change) = (seen.id.to_string(), MemberChange { role });
             match &place {
                 Place::Platform => client.platform_member_change(&id, &change, etag(&seen)).await?,
@@ -129,7 +139,7 @@ pub(super) async fn run(session: &CommandContext, command: MemberCommand) -> Res
         }
         MemberCommand::Remove { member, place, confirm } => {
             let place = place.place(session).await?;
-            let seen = tenants::member(members(session, &place).await?, &member)?;
+            let seen = tenants::member(members(session, &place, MAX_ITEMS).await?.items, &member)?;
             let id = seen.id.to_string();
             confirm.ask_for_name(&format!("Take the role {} away from {member}?", seen.role), &member)?;
             match &place {
@@ -141,7 +151,7 @@ pub(super) async fn run(session: &CommandContext, command: MemberCommand) -> Res
     };
     session.output.print(&member, |member| View::Details(details(member)))?;
     if member.state == MemberState::Invited {
-        session.output.hint("they have the role with their first sign-in");
+        session.output.hint("they get the role with their first sign-in");
     }
     Ok(Exit::Done)
 }
@@ -150,7 +160,7 @@ fn etag(member: &Member) -> Option<&str> {
     Some(member.etag.as_str()).filter(|etag| !etag.is_empty())
 }
 
-async fn members(session: &CommandContext, place: &Place) -> Result<Vec<Member>, CliError> {
+async fn members(session: &CommandContext, place: &Place, limit: usize) -> Result<Collected<Member>, CliError> {
     let client = session.client()?;
     let fetch = async |after, limit| {
         let query = PageQuery { after, limit: Some(limit) };
@@ -160,7 +170,7 @@ async fn members(session: &CommandContext, place: &Place) -> Result<Vec<Member>,
             Place::Project(project) => client.project_members(project, &query).await,
         }
     };
-    Ok(pages::collect(MAX_ITEMS, fetch).await?.items)
+    Ok(pages::collect(limit, fetch).await?)
 }
 
 fn details(member: &Member) -> Details {
@@ -173,7 +183,7 @@ fn details(member: &Member) -> Details {
         .field("at", &member.at)
         .field("role", &member.role)
         .field("state", &member.state)
-        .field("given by", &member.invited_by)
+        .field("added by", &member.invited_by)
         .field("since", moment(member.created_at))
         .maybe("removed", member.removed_at.map(moment))
 }

@@ -14,7 +14,7 @@ pub(crate) mod capacity;
 pub(crate) mod catalog;
 pub(crate) mod cluster;
 pub(crate) mod config;
-mod confirm;
+pub(crate) mod confirm;
 pub(crate) mod enrollment;
 pub(crate) mod events;
 pub(crate) mod image;
@@ -43,6 +43,7 @@ pub(crate) mod topology;
 pub(crate) mod user;
 mod version;
 pub(crate) mod webhook;
+mod webhook_test;
 
 use gpuaas_contract::time::Timestamp;
 
@@ -69,7 +70,7 @@ pub(crate) async fn run(session: &CommandContext, command: Command) -> Result<Ex
         Command::Slice(command) => slice::run(session, command).await,
         Command::Task(command) => task::run(session, command).await,
         Command::Audit(command) => audit::run(session, command).await,
-        Command::Catalog => catalog::run(session).await,
+        Command::Catalog(args) => catalog::run(session, args).await,
         Command::Alloc(command) => alloc::run(session, command).await,
         Command::SshKey(command) => ssh_key::run(session, command).await,
         Command::Image(command) => image::run(session, command).await,
@@ -89,6 +90,7 @@ pub(crate) async fn run(session: &CommandContext, command: Command) -> Result<Ex
         Command::Token(command) => api_token::run(session, command).await,
         Command::Cluster(command) => cluster::run(session, command).await,
         Command::Api(args) => api::run(session, args).await,
+        Command::SupportBundle(args) => crate::support::run(session, args).await,
         Command::Version => version::run(session).await,
         Command::Man { dir } => manual(session, dir.as_deref()),
         Command::Completions { shell } => completions(session, shell),

@@ -10,90 +10,96 @@ use super::{age, enrollment, join_token, moment, node_drain, topology};
 use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::exit::Exit;
+use crate::list::{Changes, List, ListArgs, when_empty};
 use crate::output::{Details, Table, View, text};
+use crate::pages::MAX_ITEMS;
 use crate::resolve;
 
-/// Nodes. A node is named by its id, a unique beginning of it, or its name if no other node has the same.
+/// Nodes. A node is named by its id, a unique prefix of it, or its name if no other node has the same name.
 #[derive(Debug, Subcommand)]
 pub(crate) enum NodeCommand {
     /// List nodes.
     #[command(alias = "list")]
     Ls {
-        /// Retired nodes, too.
+        /// Include retired nodes.
         #[arg(long)]
         all: bool,
+        #[command(flatten)]
+        list: ListArgs,
     },
-    /// Show one node: its link, its hardware, its last metrics.
+    /// Show a node: its link, hardware and last metrics.
     #[command(alias = "get")]
     Show {
         /// The node.
         node: String,
     },
-    /// List the hosts that ask to be enrolled.
+    /// List enrollment requests of hosts.
     Requests {
-        /// Those that were decided already, too.
+        /// Include requests that were already approved or rejected.
         #[arg(long)]
         all: bool,
+        #[command(flatten)]
+        list: ListArgs,
     },
-    /// Let a host that asked become a node.
+    /// Approve an enrollment request.
     Approve {
-        /// The request: its id, a unique beginning of it, or the host's name.
+        /// Request: its id, a unique prefix of it, or the host's name.
         request: String,
         /// Why; kept in the audit log.
         #[arg(long, default_value = "")]
         reason: String,
-        /// The node that the host is already, by its fingerprint: its identity ends, and the host takes its place.
+        /// Existing node with the same fingerprint that the host replaces. The old identity ends.
         #[arg(long, value_name = "NODE")]
         replace_node: Option<String>,
     },
-    /// Turn a host that asked away.
+    /// Reject an enrollment request.
     Reject {
-        /// The request: its id, a unique beginning of it, or the host's name.
+        /// Request: its id, a unique prefix of it, or the host's name.
         request: String,
         /// Why; the host is told.
         #[arg(long, default_value = "")]
         reason: String,
     },
-    /// Give a node another name.
+    /// Rename a node.
     Rename {
         /// The node.
         node: String,
-        /// Its new name.
+        /// New name.
         name: String,
     },
-    /// Maintenance on: no new work, running tasks finish. Shows what is in the way and asks first on a terminal.
+    /// Drain a node: no new work, running tasks finish. Shows what is still on it and asks first on a terminal.
     Drain {
         #[command(flatten)]
         operation: Operation,
-        /// Only show what is in the way before the node is empty. Changes nothing.
+        /// Show what is still on the node without changing anything.
         #[arg(long)]
         preview: bool,
         /// Do not ask.
         #[arg(short, long)]
         yes: bool,
     },
-    /// Maintenance off.
+    /// End draining: the node takes new work again.
     Undrain(Operation),
-    /// Hold a node back because something is wrong with it: no new work.
+    /// Quarantine a suspect node: no new work.
     Quarantine(Operation),
-    /// Let a quarantined node go again.
+    /// End the quarantine of a node.
     Unquarantine(Operation),
-    /// End a node: its certificates no longer count, its open tasks are lost. Only enrolling it again brings it back.
+    /// Retire a node: its certificates are revoked and its open tasks are lost. Asks for its name first.
     ///
-    /// Asks for the node's name first on a terminal. Refused while tenants have something on it, unless forced.
+    /// Only enrolling it again brings it back. Refused while tenants have allocations on it, unless --force is given.
     Retire {
         #[command(flatten)]
         operation: Operation,
-        /// Even if tenants have something on it: they lose it, and are told.
+        /// Retire it even if tenants have allocations on it. They lose them and are notified.
         #[arg(long)]
         force: bool,
         #[command(flatten)]
         confirm: ConfirmArgs,
     },
-    /// What of a node could become slots: look, approve.
+    /// Inspect a node and create slots on it.
     #[command(subcommand)]
     Topology(topology::TopologyCommand),
-    /// Join tokens: each enrolls one host.
+    /// Manage join tokens, which enroll hosts.
     #[command(subcommand)]
     Token(join_token::JoinTokenCommand),
 }
@@ -110,9 +116,9 @@ pub(crate) struct Operation {
 
 pub(super) async fn run(session: &CommandContext, command: NodeCommand) -> Result<Exit, CliError> {
     let (operation, kind) = match command {
-        NodeCommand::Ls { all } => return list(session, all).await,
+        NodeCommand::Ls { all, list: args } => return list(session, all, args).await,
         NodeCommand::Show { node } => return show(session, &node).await,
-        NodeCommand::Requests { all } => return enrollment::list(session, all).await,
+        NodeCommand::Requests { all, list: args } => return enrollment::list(session, all, args).await,
         NodeCommand::Approve { request, reason, replace_node } => {
             return enrollment::approve(session, &request, reason, replace_node).await;
         }
@@ -188,13 +194,16 @@ fn print_operated(session: &CommandContext, node: &Node) -> Result<Exit, CliErro
     Ok(Exit::Done)
 }
 
-async fn list(session: &CommandContext, all: bool) -> Result<Exit, CliError> {
-    let nodes = resolve::all_nodes(session.client()?, all).await?;
-    session.output.print(&nodes, |nodes| table(nodes))?;
-    if nodes.is_empty() {
-        session.output.hint("there are no nodes yet; `gpuaas node token create` prints the command that enrolls a host");
-    }
-    Ok(Exit::Done)
+async fn list(session: &CommandContext, all: bool, args: ListArgs) -> Result<Exit, CliError> {
+    let client = session.client()?;
+    let list = List {
+        changes: Changes::Platform("node"),
+        time: |node: &Node| Some(node.created_at),
+        limit: MAX_ITEMS,
+        view: table,
+        advice: when_empty("there are no nodes yet; `gpuaas node token create` prints the command that enrolls a host"),
+    };
+    list.run(session, args, async |limit| resolve::all_nodes(client, all, limit).await).await
 }
 
 async fn show(session: &CommandContext, node: &str) -> Result<Exit, CliError> {

@@ -14,7 +14,7 @@ pub(super) async fn preview(session: &CommandContext, node: &str) -> Result<Exit
     let preview = session.client()?.node_drain_preview(node).await?;
     session.output.print(&preview, view)?;
     if preview.allocations.is_empty() {
-        session.output.hint("nothing is in the way");
+        session.output.hint("nothing is on the node");
     }
     Ok(Exit::Done)
 }
@@ -48,7 +48,7 @@ fn view(preview: &DrainPreview) -> View {
     let details = Details::default()
         .field("node", format!("{} ({})", preview.node_id, preview.node_name))
         .field("free slots", preview.slots_free)
-        .field("in the way", preview.allocations.len())
+        .field("allocations", preview.allocations.len())
         .field("note", &preview.note);
     if preview.allocations.is_empty() {
         return View::Details(details);

@@ -9,23 +9,24 @@ use super::{age, moment};
 use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::exit::Exit;
+use crate::list::{Changes, List, ListArgs, when_empty};
 use crate::output::{Details, Table, View, text};
-use crate::pages;
+use crate::pages::{self, MAX_ITEMS};
 use crate::tenants;
 
-/// Organizations, which own projects. One is named by its name, its id or a unique beginning of it.
+/// Organizations, which own projects. An organization is named by its name, its id or a unique prefix of it.
 #[derive(Debug, Subcommand)]
 pub(crate) enum OrgCommand {
-    /// Make an organization.
+    /// Create an organization.
     ///
     /// For example: gpuaas org create acme --owner ada@example.com --slots 64
     Create {
-        /// What people type: lower-case letters, digits and single dashes.
+        /// Name: lower-case letters, digits and single dashes.
         name: String,
-        /// In words.
+        /// Description.
         #[arg(long, default_value = "")]
         description: String,
-        /// Address of who owns it; they may sign in later.
+        /// E-mail address of the owner, who may sign in later.
         #[arg(long, value_name = "EMAIL")]
         owner: Option<String>,
         #[command(flatten)]
@@ -33,14 +34,14 @@ pub(crate) enum OrgCommand {
     },
     /// List the organizations you can see.
     #[command(alias = "list")]
-    Ls,
+    Ls(ListArgs),
     /// Show an organization.
     #[command(alias = "get")]
     Show {
         /// The organization.
         org: String,
     },
-    /// Delete an organization that has no projects any more. Asks for its name first on a terminal.
+    /// Delete an organization without projects. Asks for its name first.
     #[command(alias = "rm")]
     Delete {
         /// The organization.
@@ -52,7 +53,7 @@ pub(crate) enum OrgCommand {
     Change {
         /// The organization.
         org: String,
-        /// Other words.
+        /// New description.
         #[arg(long)]
         description: String,
     },
@@ -64,18 +65,20 @@ pub(super) async fn run(session: &CommandContext, command: OrgCommand) -> Result
         OrgCommand::Create { name, description, owner, limits } => {
             let create = OrganizationCreate { name, description, limits: limits.limits(), owner_email: owner };
             let made = client.organization_create(&create, None).await?;
-            session.output.hint(&format!("`gpuaas project create {}/NAME` makes a project in it", made.name));
+            session.output.hint(&format!("`gpuaas project create {}/NAME` creates a project in it", made.name));
             made
         }
-        OrgCommand::Ls => {
+        OrgCommand::Ls(args) => {
             let fetch =
                 async |after, limit| client.organizations(&OrganizationListQuery { name: None, after, limit: Some(limit) }).await;
-            let organizations = pages::collect(session.limit(), fetch).await?.items;
-            session.output.print(&organizations, |organizations: &Vec<Organization>| table(organizations))?;
-            if organizations.is_empty() {
-                session.output.hint("there is no organization that you can see; operators make one with `gpuaas org create`");
-            }
-            return Ok(Exit::Done);
+            let list = List {
+                changes: Changes::Unannounced,
+                time: |organization: &Organization| Some(organization.created_at),
+                limit: MAX_ITEMS,
+                view: table,
+                advice: when_empty("there is no organization that you can see; operators create one with `gpuaas org create`"),
+            };
+            return list.run(session, args, async |limit| Ok(pages::collect(limit, &fetch).await?)).await;
         }
         OrgCommand::Show { org } => tenants::organization(client, &org).await?,
         OrgCommand::Delete { org, confirm } => {

@@ -9,20 +9,20 @@ use crate::error::CliError;
 use crate::exit::Exit;
 use crate::output::{Table, View};
 
-/// Profiles. They are sections `[profiles.NAME]` of the config file, or come into being with `gpuaas login --profile NAME`.
+/// Profiles: sections `[profiles.NAME]` of the config file, or created by `gpuaas login --profile NAME`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum ProfileCommand {
     /// List profiles.
     #[command(alias = "list")]
     Ls,
-    /// Use a profile for the commands to come.
+    /// Choose the profile for later commands.
     Use {
-        /// Its name; `default` for the keys outside of all sections.
+        /// Name; `default` for the keys outside of all sections.
         name: String,
     },
-    /// Forget the sign-in of a profile, without telling the issuer.
+    /// Remove the sign-in of a profile from this machine, without revoking it at the issuer.
     Rm {
-        /// Its name.
+        /// Name.
         name: String,
     },
 }
@@ -65,7 +65,7 @@ pub(super) fn run(session: &CommandContext, command: &ProfileCommand) -> Result<
                 });
             }
             session.output.print(&shown, |shown| {
-                let mut table = Table::new(["PROFILE", "CHOSEN", "SIGNED IN TO", "GOOD UNTIL"]);
+                let mut table = Table::new(["PROFILE", "CHOSEN", "SIGNED IN TO", "VALID UNTIL"]);
                 for profile in shown {
                     let chosen = if profile.chosen { "yes" } else { "" };
                     let (url, until) = (profile.url.clone().unwrap_or_default(), profile.good_until.clone().unwrap_or_default());
@@ -78,10 +78,10 @@ pub(super) fn run(session: &CommandContext, command: &ProfileCommand) -> Result<
             let is_known = name == DEFAULT_PROFILE || resolved.configured.contains(name) || credentials.read(name)?.is_some();
             if !is_known {
                 let failure = CliError::new(Exit::NotFound, "profile_unknown", format!("there is no profile `{name}`"));
-                return Err(failure.hint(format!("make it with `gpuaas login --profile {name}`")));
+                return Err(failure.hint(format!("`gpuaas login --profile {name}` creates it")));
             }
             credentials.choose(name)?;
-            session.output.hint(&format!("profile `{name}` is used from now on"));
+            session.output.hint(&format!("profile `{name}` is now in use"));
         }
         ProfileCommand::Rm { name } => {
             if !credentials.remove(name)? {
@@ -90,7 +90,7 @@ pub(super) fn run(session: &CommandContext, command: &ProfileCommand) -> Result<
             if credentials.chosen().as_deref() == Some(name) {
                 credentials.choose(DEFAULT_PROFILE)?;
             }
-            session.output.hint(&format!("profile `{name}` is forgotten; a section of the config file stays"));
+            session.output.hint(&format!("the sign-in of profile `{name}` is removed; its section of the config file stays"));
         }
     }
     Ok(Exit::Done)

@@ -9,24 +9,25 @@ use super::{age, moment};
 use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::exit::Exit;
+use crate::list::{Changes, List, ListArgs, when_empty};
 use crate::output::{Details, Table, View, text};
-use crate::pages;
+use crate::pages::{self, MAX_ITEMS};
 use crate::tenants::{self, full_name};
 
-/// Projects, which own what is leased. One is named by `organization/name`, its name if it is unique, or its id.
+/// Projects, which own allocations. A project is named by `organization/name`, its name if it is unique, or its id.
 #[derive(Debug, Subcommand)]
 pub(crate) enum ProjectCommand {
-    /// Make a project.
+    /// Create a project.
     ///
     /// For example: gpuaas project create acme/training --slots 16
     Create {
-        /// Its organization and what people type: `organization/name`, lower-case letters, digits and single dashes.
+        /// Organization and name: lower-case letters, digits and single dashes.
         #[arg(value_name = "ORG/NAME")]
         new_name: String,
-        /// In words.
+        /// Description.
         #[arg(long, default_value = "")]
         description: String,
-        /// Address of who owns it; they may sign in later.
+        /// E-mail address of the owner, who may sign in later.
         #[arg(long, value_name = "EMAIL")]
         owner: Option<String>,
         #[command(flatten)]
@@ -35,11 +36,13 @@ pub(crate) enum ProjectCommand {
     /// List the projects you can see.
     #[command(alias = "list")]
     Ls {
-        /// Only those of this organization.
+        /// Only projects of this organization.
         #[arg(long)]
         org: Option<String>,
+        #[command(flatten)]
+        list: ListArgs,
     },
-    /// Work in a project from now on: writes it into the config file.
+    /// Choose the project for later commands. Writes it to the config file.
     Use {
         /// The project.
         #[arg(value_name = "PROJECT")]
@@ -48,7 +51,7 @@ pub(crate) enum ProjectCommand {
     /// Show a project.
     #[command(alias = "get")]
     Show {
-        /// The project [default: the one you work in].
+        /// Project [default: the one in use].
         #[arg(value_name = "PROJECT")]
         which: Option<String>,
     },
@@ -57,11 +60,11 @@ pub(crate) enum ProjectCommand {
         /// The project.
         #[arg(value_name = "PROJECT")]
         which: String,
-        /// Other words.
+        /// New description.
         #[arg(long)]
         description: String,
     },
-    /// Delete a project that has no allocations any more. Asks for its name first on a terminal.
+    /// Delete a project without allocations. Asks for its name first.
     #[command(alias = "rm")]
     Delete {
         /// The project.
@@ -77,14 +80,14 @@ pub(super) async fn run(session: &CommandContext, command: ProjectCommand) -> Re
     let project = match command {
         ProjectCommand::Create { new_name, description, owner, limits } => {
             let Some((organization, name)) = new_name.split_once('/') else {
-                let message = format!("`{new_name}` does not say in which organization");
+                let message = format!("`{new_name}` does not name an organization");
                 return Err(CliError::usage("organization_needed", message).hint(format!("write ORGANIZATION/{new_name}")));
             };
             let organization = tenants::organization(client, organization).await?.id.to_string();
             let create = ProjectCreate { name: name.to_owned(), description, limits: limits.limits(), owner_email: owner };
             client.project_create(&organization, &create, None).await?
         }
-        ProjectCommand::Ls { org } => return list(session, org).await,
+        ProjectCommand::Ls { org, list: args } => return list(session, org, args).await,
         ProjectCommand::Show { which: Some(which) } => tenants::project_named(client, &which).await?,
         ProjectCommand::Show { which: None } => tenants::project(session).await?,
         ProjectCommand::Change { which, description } => {
@@ -100,7 +103,7 @@ pub(super) async fn run(session: &CommandContext, command: ProjectCommand) -> Re
         ProjectCommand::Delete { which, confirm } => {
             let seen = tenants::project_named(client, &which).await?;
             let name = full_name(&seen);
-            confirm.ask_for_name(&format!("Delete project {name}? Its keys, images and webhooks no longer count."), &name)?;
+            confirm.ask_for_name(&format!("Delete project {name}? Its keys, images and webhooks stop working."), &name)?;
             client.project_delete(&seen.id.to_string(), etag(&seen)).await?
         }
     };
@@ -112,7 +115,7 @@ fn etag(project: &Project) -> Option<&str> {
     Some(project.etag.as_str()).filter(|etag| !etag.is_empty())
 }
 
-async fn list(session: &CommandContext, org: Option<String>) -> Result<Exit, CliError> {
+async fn list(session: &CommandContext, org: Option<String>, args: ListArgs) -> Result<Exit, CliError> {
     let client = session.client()?;
     let organization = match org {
         Some(org) => Some(tenants::organization(client, &org).await?.id.to_string()),
@@ -121,12 +124,14 @@ async fn list(session: &CommandContext, org: Option<String>) -> Result<Exit, Cli
     let fetch = async |after, limit| {
         client.projects(&ProjectListQuery { organization: organization.clone(), name: None, after, limit: Some(limit) }).await
     };
-    let projects = pages::collect(session.limit(), fetch).await?.items;
-    session.output.print(&projects, |projects: &Vec<Project>| table(projects))?;
-    if projects.is_empty() {
-        session.output.hint("there is no project that you can see; `gpuaas project create ORG/NAME` makes one");
-    }
-    Ok(Exit::Done)
+    let list = List {
+        changes: Changes::Unannounced,
+        time: |project: &Project| Some(project.created_at),
+        limit: MAX_ITEMS,
+        view: table,
+        advice: when_empty("there is no project that you can see; `gpuaas project create ORG/NAME` creates one"),
+    };
+    list.run(session, args, async |limit| Ok(pages::collect(limit, &fetch).await?)).await
 }
 
 fn details(project: &Project) -> Details {

@@ -10,21 +10,21 @@ use crate::exit::Exit;
 use crate::output::{Details, Table, View};
 use crate::tenants;
 
-/// Quotas: how much may be had at once.
+/// Quotas: how much a project or an organization can have at once.
 #[derive(Debug, Subcommand)]
 pub(crate) enum QuotaCommand {
-    /// Show how much a project (or with --org an organization) may have and has.
+    /// Show the limits and the use of a project, or with --org of an organization.
     #[command(alias = "get")]
     Show {
-        /// That of an organization instead of the project.
+        /// Use this organization instead of the project.
         #[arg(long)]
         org: Option<String>,
     },
-    /// Set how much a project (or with --org an organization) may have. What is not given stays as it is.
+    /// Set limits of a project, or with --org of an organization. Limits that are not named do not change.
     ///
     /// For example: gpuaas quota set --project acme/training --slots 16 --machines none
     Set {
-        /// That of an organization instead of the project.
+        /// Use this organization instead of the project.
         #[arg(long)]
         org: Option<String>,
         #[command(flatten)]
@@ -36,13 +36,13 @@ pub(crate) enum QuotaCommand {
 #[derive(Debug, clap::Args)]
 #[group(required = true, multiple = true)]
 pub(crate) struct LimitChange {
-    /// Most allocations at once, or `none` for no limit.
+    /// Maximum number of allocations, or `none` for no limit.
     #[arg(long, value_name = "COUNT|none")]
     allocations: Option<NewLimit>,
-    /// Most slots at once, or `none` for no limit.
+    /// Maximum number of slots, or `none` for no limit.
     #[arg(long, value_name = "COUNT|none")]
     slots: Option<NewLimit>,
-    /// Most whole machines at once, or `none` for no limit.
+    /// Maximum number of whole machines, or `none` for no limit.
     #[arg(long, value_name = "COUNT|none")]
     machines: Option<NewLimit>,
 }
@@ -81,13 +81,13 @@ const MAX_ATTEMPTS: u32 = 10;
 /// How much may be had at once.
 #[derive(Debug, clap::Args)]
 pub(crate) struct LimitArgs {
-    /// Most allocations at once; no limit unless given.
+    /// Maximum number of allocations; no limit unless given.
     #[arg(long, value_name = "COUNT")]
     allocations: Option<u32>,
-    /// Most slots at once; no limit unless given.
+    /// Maximum number of slots; no limit unless given.
     #[arg(long, value_name = "COUNT")]
     slots: Option<u32>,
-    /// Most whole machines at once; no limit unless given.
+    /// Maximum number of whole machines; no limit unless given.
     #[arg(long, value_name = "COUNT")]
     machines: Option<u32>,
 }

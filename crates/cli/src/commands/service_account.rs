@@ -9,30 +9,32 @@ use super::{age, moment};
 use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::exit::Exit;
+use crate::list::{Changes, List, ListArgs, when_empty};
 use crate::output::{Details, Table, View, text};
+use crate::pages::MAX_ITEMS;
 use crate::tenants;
 
-/// Service accounts of a project. One is named by its name, its id or a unique beginning of it.
+/// Service accounts of a project. A service account is named by its name, its id or a unique prefix of it.
 #[derive(Debug, Subcommand)]
 pub(crate) enum ServiceAccountCommand {
-    /// Make a service account.
+    /// Create a service account.
     ///
     /// For example: gpuaas service-account create ci --role member && gpuaas key create ci
     Create {
-        /// What people type: lower-case letters, digits and single dashes.
+        /// Name: lower-case letters, digits and single dashes.
         name: String,
-        /// In words.
+        /// Description.
         #[arg(long, default_value = "")]
         description: String,
-        /// Its role in the project: `owner`, `member`, `viewer`, `billing_admin` or `tenant_auditor`. Without it, it may do nothing until it
-        /// is made a member.
+        /// Role in the project: `owner`, `member`, `viewer`, `billing_admin` or `tenant_auditor`. Without a role it has no permissions until
+        /// it is added as a member.
         #[arg(long)]
         role: Option<ProjectRole>,
     },
     /// List service accounts.
     #[command(alias = "list")]
-    Ls,
-    /// Delete a service account. Its keys no longer count, at once. Asks for its name first on a terminal.
+    Ls(ListArgs),
+    /// Delete a service account and revoke its keys. Takes effect at once. Asks for its name first.
     #[command(alias = "rm")]
     Delete {
         /// The service account.
@@ -48,22 +50,24 @@ pub(super) async fn run(session: &CommandContext, command: ServiceAccountCommand
     let account = match command {
         ServiceAccountCommand::Create { name, description, role } => {
             let made = client.service_account_create(&project, &ServiceAccountCreate { name, description, role }, None).await?;
-            session.output.hint(&format!("`gpuaas key create {}` makes a key for it", made.name));
+            session.output.hint(&format!("`gpuaas key create {}` creates a key for it", made.name));
             made
         }
-        ServiceAccountCommand::Ls => {
-            let accounts = tenants::service_accounts(client, &project).await?;
-            session.output.print(&accounts, |accounts: &Vec<ServiceAccount>| table(accounts))?;
-            if accounts.is_empty() {
-                session
-                    .output
-                    .hint("there are no service accounts; `gpuaas service-account create NAME --role member` makes one");
-            }
-            return Ok(Exit::Done);
+        ServiceAccountCommand::Ls(args) => {
+            let list = List {
+                changes: Changes::Project(project.clone(), "service_account"),
+                time: |account: &ServiceAccount| Some(account.created_at),
+                limit: MAX_ITEMS,
+                view: table,
+                advice: when_empty(
+                    "there are no service accounts; `gpuaas service-account create NAME --role member` creates one",
+                ),
+            };
+            return list.run(session, args, async |limit| tenants::service_accounts(client, &project, limit).await).await;
         }
         ServiceAccountCommand::Delete { account, confirm } => {
             let account = tenants::service_account(client, &project, &account).await?;
-            let question = format!("Delete the service account {}? Its keys no longer count.", account.name);
+            let question = format!("Delete the service account {}? Its keys stop working.", account.name);
             confirm.ask_for_name(&question, &account.name)?;
             client.service_account_delete(&project, &account.id.to_string()).await?
         }

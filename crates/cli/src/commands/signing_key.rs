@@ -7,22 +7,23 @@ use super::confirm::ConfirmArgs;
 use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::exit::Exit;
+use crate::list::{self, Changes, WatchArgs};
 use crate::output::{Table, View};
 use crate::resolve;
 
 /// The keys that sign tasks.
 #[derive(Debug, Subcommand)]
 pub(crate) enum SigningKeyCommand {
-    /// List the keys and where each is in its life.
+    /// List the keys and their states.
     #[command(alias = "list")]
-    Ls,
-    /// Publish the next key ahead of its use, so that every node knows it before it signs anything.
+    Ls(WatchArgs),
+    /// Publish the next key, so that every node knows it before it signs anything.
     Stage,
-    /// Sign with the staged key (or a new one) from now on; the old one is still believed for what it signed.
+    /// Start signing with the staged key, or a new one. Nodes still accept what the old key has signed.
     Rotate,
-    /// Revoke a key for good. Nodes refuse tasks that it signed and that have not started. Asks for its id first on a terminal.
+    /// Revoke a key. Nodes refuse tasks that it signed and that have not started. Asks for its id first.
     Revoke {
-        /// The key: its id, or a unique beginning of it.
+        /// Key: its id, or a unique prefix of it.
         key: String,
         /// Why; kept in the audit log.
         #[arg(long, default_value = "")]
@@ -35,13 +36,16 @@ pub(crate) enum SigningKeyCommand {
 pub(super) async fn run(session: &CommandContext, command: SigningKeyCommand) -> Result<Exit, CliError> {
     let client = session.client()?;
     let keys = match command {
-        SigningKeyCommand::Ls => client.signing_keys().await?,
+        SigningKeyCommand::Ls(args) => {
+            let fetch = async || Ok(client.signing_keys().await?.items);
+            let changes = Changes::Platform("signing_key");
+            return list::document(session, args, changes, fetch, |keys: &Vec<SigningKey>| table(keys), |_| {}).await;
+        }
         SigningKeyCommand::Stage => client.signing_keys_stage().await?,
         SigningKeyCommand::Rotate => client.signing_keys_rotate().await?,
         SigningKeyCommand::Revoke { key, reason, confirm } => {
             let key = resolve::signing_key(client, &key).await?;
-            let question =
-                format!("Revoke the signing key {key}? Nodes refuse everything that it signed and that has not started.");
+            let question = format!("Revoke the signing key {key}? Nodes refuse tasks that it signed and that have not started.");
             confirm.ask_for_name(&question, &key)?;
             client.signing_key_revoke(&key, &Reason { reason }).await?
         }
@@ -51,11 +55,13 @@ pub(super) async fn run(session: &CommandContext, command: SigningKeyCommand) ->
 }
 
 fn print(session: &CommandContext, keys: Page<SigningKey>) -> Result<(), CliError> {
-    session.output.print(&keys.items, |keys| {
-        let mut table = Table::new(["KEY", "STATE"]);
-        for key in keys {
-            table.row([key.key_id.to_string(), key.state.to_string()]);
-        }
-        View::Table(table)
-    })
+    session.output.print(&keys.items, |keys| table(keys))
+}
+
+fn table(keys: &[SigningKey]) -> View {
+    let mut table = Table::new(["KEY", "STATE"]);
+    for key in keys {
+        table.row([key.key_id.to_string(), key.state.to_string()]);
+    }
+    View::Table(table)
 }

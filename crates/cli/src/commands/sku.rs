@@ -9,70 +9,72 @@ use super::moment;
 use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::exit::Exit;
+use crate::list::{Changes, List, ListArgs, when_empty};
 use crate::output::{Details, Table, View};
+use crate::pages::MAX_ITEMS;
 use crate::{price, tenants};
 
-/// Products. One is named by its name, its id or a unique beginning of it.
+/// Products. A product is named by its name, its id or a unique prefix of it.
 #[derive(Debug, Subcommand)]
 pub(crate) enum SkuCommand {
-    /// Make a product.
+    /// Create a product.
     ///
     /// Examples:
     ///   gpuaas sku create h100-1x --slots 1 --gpu 10de:2330 --price 2.50
     ///   gpuaas sku create h100-metal --bare-metal --gpu 10de:2330 --price 20
     #[command(verbatim_doc_comment)]
     Create {
-        /// What people type: lower-case letters, digits and single dashes.
+        /// Name: lower-case letters, digits and single dashes.
         name: String,
-        /// How many slots of one host it is.
+        /// Number of slots on one host.
         #[arg(long, value_name = "COUNT", required_unless_present = "bare_metal", conflicts_with = "bare_metal")]
         slots: Option<u32>,
         /// A whole host instead of slots.
         #[arg(long)]
         bare_metal: bool,
-        /// The GPU, as hosts name it or as `vendor:device`; without it, any slot will do.
+        /// GPU model, as hosts name it or as `vendor:device` [default: any].
         #[arg(long, value_name = "MODEL")]
         gpu: Option<String>,
         /// Accept a GPU that no node has reported yet, for hardware that arrives later.
         #[arg(long, requires = "gpu")]
         allow_unknown_gpu: bool,
-        /// vCPUs of each slot at least.
+        /// Minimum number of vCPUs of each slot.
         #[arg(long, value_name = "COUNT", default_value_t = 0)]
         min_vcpus: u32,
-        /// Memory of each slot at least, in MiB.
+        /// Minimum memory of each slot, in MiB.
         #[arg(long, value_name = "MIB", default_value_t = 0)]
         min_memory_mib: u64,
         /// Price per hour, such as 2.50.
         #[arg(long)]
         price: Amount,
-        /// The currency of the price, as three letters.
+        /// Currency of the price, as three letters.
         #[arg(long, default_value = "USD")]
         currency: Currency,
-        /// In words.
+        /// Description.
         #[arg(long, default_value = "")]
         description: String,
     },
-    /// List products, those that are no longer on offer, too.
+    /// List products, including retired ones.
     #[command(alias = "list")]
-    Ls,
-    /// Change a product. What was leased goes on at its price.
+    Ls(ListArgs),
+    /// Change a product. Existing leases keep their price.
     Change {
         /// The product.
         sku: String,
-        /// Another price per hour, for what is leased from now on.
+        /// New price per hour, for new leases.
         #[arg(long)]
         price: Option<Amount>,
-        /// The currency of that price, as three letters.
+        /// Currency of that price, as three letters.
         #[arg(long, default_value = "USD", requires = "price")]
         currency: Currency,
-        /// Other words.
+        /// New description.
         #[arg(long)]
         description: Option<String>,
-        /// On offer again.
+        /// Offer a retired product again.
         #[arg(long)]
         offer_again: bool,
     },
-    /// Take a product off the catalog. What was leased goes on.
+    /// Retire a product from the catalog. Existing leases are not affected.
     Retire {
         /// The product.
         sku: String,
@@ -108,13 +110,15 @@ pub(super) async fn run(session: &CommandContext, command: SkuCommand) -> Result
             };
             client.sku_create(&create, None).await?
         }
-        SkuCommand::Ls => {
-            let skus = tenants::skus(client).await?;
-            session.output.print(&skus, |skus: &Vec<Sku>| table(skus))?;
-            if skus.is_empty() {
-                session.output.hint("there are no products yet; `gpuaas sku create` makes one");
-            }
-            return Ok(Exit::Done);
+        SkuCommand::Ls(args) => {
+            let list = List {
+                changes: Changes::Platform("sku"),
+                time: |sku: &Sku| Some(sku.created_at),
+                limit: MAX_ITEMS,
+                view: table,
+                advice: when_empty("there are no products yet; `gpuaas sku create` creates one"),
+            };
+            return list.run(session, args, async |limit| tenants::skus(client, limit).await).await;
         }
         SkuCommand::Change { sku, price, currency, description, offer_again } => {
             let change = SkuChange {
@@ -123,7 +127,10 @@ pub(super) async fn run(session: &CommandContext, command: SkuCommand) -> Result
                 retired: offer_again.then_some(false),
             };
             if change == SkuChange::default() {
-                return Err(CliError::usage("nothing_to_change", "say what to change: --price, --description or --offer-again"));
+                return Err(CliError::usage(
+                    "nothing_to_change",
+                    "nothing to change: give --price, --description or --offer-again",
+                ));
             }
             change_to(session, &sku, &change).await?
         }

@@ -8,27 +8,29 @@ use gpuaas_contract::state::{SliceState, SlotState, TaskState};
 use gpuaas_contract::task::slice_console_read::{MAX_BYTES, MAX_FOLLOW_SECONDS};
 use gpuaas_contract::task::slice_vm_power::PowerAction;
 
+use super::confirm::ConfirmArgs;
 use super::slice_create::{self, CreateArgs};
-use super::{age, confirm, moment};
+use super::{age, moment};
 use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::exit::{self, Exit};
 use crate::follow::{self, Waited};
+use crate::list::{Changes, List, ListArgs, when_empty};
 use crate::output::{Details, Table, View, text};
-use crate::pages;
+use crate::pages::{self, MAX_ITEMS};
 use crate::resolve;
 
 /// How long lines of a console may take that the receipt has overtaken.
 const LATE_LINES: std::time::Duration = std::time::Duration::from_secs(10);
 
-/// Slices: guests on slots. A slice is named by its id, a unique beginning of it, or the guest's name if no other slice has the same.
+/// Slices. A slice is named by its id, a unique prefix of it, or the guest's name if no other slice has the same name.
 #[derive(Debug, Subcommand)]
 pub(crate) enum SliceCommand {
-    /// Make a guest on free slots of a node, and wait until it is there.
+    /// Create a guest on free slots of a node, and wait until it runs.
     ///
-    /// Live phases are on stderr. On success the guest's address and the command to get in are printed; the exit code is the
+    /// Progress is printed on stderr. On success the guest's address and the command to sign in are printed; the exit code is the
     /// outcome, as with `gpuaas task run --wait`. If it fails, everything is undone and the slots are free again, or
-    /// `gpuaas slice show` says what stands in the way.
+    /// `gpuaas slice show` shows what is left.
     ///
     /// Examples:
     ///   gpuaas slice create rack-1 --slot 0 --name trainer --image-path ubuntu-24.04.img --image-sha256 9f86d0… --ssh-key ~/.ssh/id_ed25519.pub
@@ -38,46 +40,47 @@ pub(crate) enum SliceCommand {
     /// List slices.
     #[command(alias = "list")]
     Ls {
-        /// Only those on this node.
+        /// Only slices on this node.
         #[arg(long)]
         node: Option<String>,
-        /// Only those with a slot in this state: leased, releasing, needs_wipe, cleanup_blocked.
+        /// Only slices with a slot in this state: leased, releasing, needs_wipe, cleanup_blocked.
         #[arg(long)]
         state: Option<SlotState>,
+        #[command(flatten)]
+        list: ListArgs,
     },
-    /// Show one slice: its guest, its slots and its last tasks.
+    /// Show a slice: its guest, slots and last tasks.
     #[command(alias = "get")]
     Show {
         /// The slice.
         slice: String,
     },
-    /// End a guest, wipe its drives and give its slots back. Asks first on a terminal.
+    /// Release a slice: stop its guest, wipe its drives and free its slots. Asks for its name first.
     Release {
         /// The slice.
         slice: String,
-        /// Leave the drives as they are. The slots wait for a wipe and nobody gets them.
+        /// Do not wipe the drives. The slots cannot be leased until they are wiped.
         #[arg(long)]
         no_wipe: bool,
-        /// Do not ask.
-        #[arg(short, long)]
-        yes: bool,
+        #[command(flatten)]
+        confirm: ConfirmArgs,
         #[command(flatten)]
         wait: WaitArgs,
     },
-    /// Shut a guest down, and stop it if it does not. It keeps its slots, its disk and its address.
+    /// Stop a guest, by force if it does not shut down. It keeps its slots, disk and address.
     Stop(PowerArgs),
-    /// Start a guest that was stopped.
+    /// Start a stopped guest.
     Start(PowerArgs),
-    /// Stop a guest and start it again.
+    /// Reboot a guest.
     Reboot(PowerArgs),
-    /// Print what a guest wrote to its serial console.
+    /// Print the serial console of a guest.
     Console {
         /// The slice.
         slice: String,
-        /// Go on with what comes, for up to an hour or until Ctrl-C.
+        /// Continue with new output for up to an hour or until Ctrl-C.
         #[arg(short, long)]
         follow: bool,
-        /// How much of the past.
+        /// How many bytes of past output to print.
         #[arg(long, value_name = "BYTES", default_value_t = 65_536, value_parser = clap::value_parser!(u32).range(0..=i64::from(MAX_BYTES)))]
         tail: u32,
     },
@@ -95,10 +98,10 @@ pub(crate) struct PowerArgs {
 /// Whether to wait.
 #[derive(Debug, clap::Args)]
 pub(crate) struct WaitArgs {
-    /// Return as soon as it is asked for.
+    /// Return at once instead of waiting for the result.
     #[arg(long)]
     pub(super) no_wait: bool,
-    /// Running the same command again with the same key finds the same task instead of making another.
+    /// Idempotency key: repeating the command with the same key finds the same task instead of creating another one.
     #[arg(long, value_name = "KEY")]
     pub(super) idempotency_key: Option<String>,
 }
@@ -106,7 +109,7 @@ pub(crate) struct WaitArgs {
 pub(super) async fn run(session: &CommandContext, command: SliceCommand) -> Result<Exit, CliError> {
     match command {
         SliceCommand::Create(args) => slice_create::run(session, *args).await,
-        SliceCommand::Ls { node, state } => list(session, node, state).await,
+        SliceCommand::Ls { node, state, list: args } => list(session, node, state, args).await,
         SliceCommand::Show { slice } => {
             let client = session.client()?;
             let slice = client.slice(&resolve::slice(client, &slice).await?).await?;
@@ -114,7 +117,7 @@ pub(super) async fn run(session: &CommandContext, command: SliceCommand) -> Resu
             advise(session, &slice);
             Ok(Exit::Done)
         }
-        SliceCommand::Release { slice, no_wipe, yes, wait } => release(session, &slice, !no_wipe, yes, &wait).await,
+        SliceCommand::Release { slice, no_wipe, confirm, wait } => release(session, &slice, !no_wipe, confirm, &wait).await,
         SliceCommand::Stop(args) => power(session, args, PowerAction::Stop).await,
         SliceCommand::Start(args) => power(session, args, PowerAction::Start).await,
         SliceCommand::Reboot(args) => power(session, args, PowerAction::Reboot).await,
@@ -122,7 +125,12 @@ pub(super) async fn run(session: &CommandContext, command: SliceCommand) -> Resu
     }
 }
 
-async fn list(session: &CommandContext, node: Option<String>, state: Option<SlotState>) -> Result<Exit, CliError> {
+async fn list(
+    session: &CommandContext,
+    node: Option<String>,
+    state: Option<SlotState>,
+    args: ListArgs,
+) -> Result<Exit, CliError> {
     let client = session.client()?;
     let node = match node {
         Some(node) => Some(resolve::node(client, &node).await?),
@@ -131,27 +139,35 @@ async fn list(session: &CommandContext, node: Option<String>, state: Option<Slot
     let filtered = node.is_some() || state.is_some();
     let fetch =
         async |after, limit| client.slices(&SliceListQuery { node: node.clone(), state, after, limit: Some(limit) }).await;
-    let slices = pages::collect(session.limit(), fetch).await?.items;
-    session.output.print(&slices, |slices: &Vec<Slice>| table(slices))?;
-    if slices.is_empty() {
-        session.output.hint(if filtered {
-            "there are no such slices; `gpuaas slice ls` lists all"
+    let list = List {
+        changes: Changes::Platform("slot,task"),
+        time: |slice: &Slice| slice.created_at,
+        limit: MAX_ITEMS,
+        view: table,
+        advice: when_empty(if filtered || args.has_since() {
+            "no slice matches; `gpuaas slice ls` lists all"
         } else {
             "there are no slices yet; `gpuaas slot ls --state available` lists free slots, `gpuaas slice create` uses them"
-        });
-    }
-    Ok(Exit::Done)
+        }),
+    };
+    list.run(session, args, async |limit| Ok(pages::collect(limit, &fetch).await?)).await
 }
 
-async fn release(session: &CommandContext, slice: &str, wipe: bool, yes: bool, wait: &WaitArgs) -> Result<Exit, CliError> {
+async fn release(
+    session: &CommandContext,
+    slice: &str,
+    wipe: bool,
+    confirm: ConfirmArgs,
+    wait: &WaitArgs,
+) -> Result<Exit, CliError> {
     let client = session.client()?;
     let id = resolve::slice(client, slice).await?;
-    if !yes && confirm::somebody_is_there() {
-        let slice = client.slice(&id).await?;
+    if !confirm.is_given() {
+        let now = client.slice(&id).await?;
         let drives = if wipe { "its drives are wiped" } else { "its drives are NOT wiped, so nobody gets its slots" };
-        let name = if slice.vm_name.is_empty() { &id } else { &slice.vm_name };
-        let question = format!("End {name} on {} ({} slots)? The guest goes and {drives}.", slice.node_name, slice.slots.len());
-        confirm::ask(&question)?;
+        let name = if now.vm_name.is_empty() { &id } else { &now.vm_name };
+        let question = format!("Release {name} on {} ({} slots)? The guest ends and {drives}.", now.node_name, now.slots.len());
+        confirm.ask_for_name(&question, name)?;
     }
     let release = SliceRelease { wipe, graceful_timeout_seconds: None };
     let order = client.slice_release(&id, &release, wait.idempotency_key.as_deref()).await?;
@@ -171,10 +187,13 @@ pub(super) async fn force_cleanup(
     session: &CommandContext,
     slot: &str,
     reason: String,
+    confirm: ConfirmArgs,
     wait: &WaitArgs,
 ) -> Result<Exit, CliError> {
     let client = session.client()?;
     let id = resolve::slot(client, slot).await?;
+    let question = format!("Clean up slot {slot}? Whatever is left there ends, and the drives are wiped.");
+    confirm.ask_for_name(&question, slot)?;
     let order = client.slot_force_cleanup(&id, &Reason { reason }, wait.idempotency_key.as_deref()).await?;
     finish(session, order, wait.no_wait).await
 }
@@ -185,7 +204,7 @@ pub(super) async fn finish(session: &CommandContext, order: SliceOrder, no_wait:
     let (slice, task) = (order.allocation_id.to_string(), order.task.id.to_string());
     if no_wait {
         session.output.print(&order, |order| View::Details(order_details(order)))?;
-        session.output.hint(&format!("`gpuaas slice show {slice}` shows how it goes"));
+        session.output.hint(&format!("`gpuaas slice show {slice}` shows its progress"));
         return Ok(Exit::Done);
     }
     let waited = follow::wait(client, &task, false, None).await?;
@@ -197,7 +216,9 @@ pub(super) async fn finish(session: &CommandContext, order: SliceOrder, no_wait:
     let order = SliceOrder { task: ended, slots: now.slots.clone(), ..order };
     session.output.print(&order, |order| View::Details(order_details(order)))?;
     if !order.task.ended() {
-        session.output.hint(&format!("it goes on; `gpuaas slice show {slice}` shows how, `gpuaas task cancel {task}` stops it"));
+        session
+            .output
+            .hint(&format!("it continues; `gpuaas slice show {slice}` shows its progress, `gpuaas task cancel {task}` stops it"));
         return Ok(Exit::Timeout);
     }
     advise(session, &now);
@@ -214,9 +235,9 @@ fn order_details(order: &SliceOrder) -> Details {
         .field("slice", order.allocation_id)
         .maybe("name", output("vm_name"))
         .field("node", &task.node_name)
-        .field("slots", if slots.is_empty() { "none: they were given back".to_owned() } else { slots.join(", ") })
+        .field("slots", if slots.is_empty() { "none: they are free again".to_owned() } else { slots.join(", ") })
         .maybe("address", address)
-        .maybe("get in", ssh)
+        .maybe("sign in", ssh)
         .field("task", format!("{} ({})", task.id, task.task_type))
         .field("state", &task.state)
         .field("code", &task.code)
@@ -230,7 +251,7 @@ fn advise(session: &CommandContext, slice: &Slice) {
         let place = format!("{}/{}", slot.node_name, slot.spec.slot_index);
         session.output.hint(&format!("slot {place} is not proven to be clean: {}", slot.reason));
         session.output.hint(&format!(
-            "mend that on the host, then `gpuaas slice release {}` tries again; `gpuaas slot force-cleanup {place}` takes it over",
+            "repair that on the host, then `gpuaas slice release {}` retries; `gpuaas slot force-cleanup {place}` cleans up by force",
             slice.allocation_id
         ));
     } else if slice.state == SliceState::NeedsWipe {
@@ -313,8 +334,8 @@ fn view(slice: &Slice) -> View {
         .field("node", format!("{} ({})", slice.node_id, slice.node_name))
         .field("state", &slice.state)
         .maybe("address", slice.private_ip)
-        .maybe("get in", ssh(slice))
-        .maybe("asked for", slice.created_at.map(moment))
+        .maybe("sign in", ssh(slice))
+        .maybe("requested", slice.created_at.map(moment))
         .field("tasks", tasks.join("\n"));
     if slice.slots.is_empty() {
         return View::Details(details);

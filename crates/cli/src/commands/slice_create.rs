@@ -19,39 +19,39 @@ pub(super) const MAX_KEY_FILE: u64 = 256 * 1024;
 /// What to make, and where.
 #[derive(Debug, clap::Args)]
 pub(crate) struct CreateArgs {
-    /// The node: its id, a unique beginning of it, or its name.
+    /// Node: its id, a unique prefix of it, or its name.
     node: String,
-    /// Index of a free slot; may be given several times.
+    /// Index of a free slot; repeatable.
     #[arg(long = "slot", value_name = "INDEX", required = true)]
     slots: Vec<u32>,
-    /// The name the guest gives itself: lower-case letters, digits and dashes.
+    /// Host name of the guest: lower-case letters, digits and dashes.
     #[arg(long)]
     name: VmName,
-    /// Where the image comes from if the host does not have it; the host's policy must allow it.
+    /// URL of the image, if the host does not have it; the host's policy must allow it.
     #[arg(long, value_name = "URL", required_unless_present = "image_path")]
     image_url: Option<String>,
-    /// An image in the host's image folder, as a path below it.
+    /// Path of an image in the host's image folder.
     #[arg(long, value_name = "PATH")]
     image_path: Option<String>,
-    /// SHA-256 of the image. Always checked.
+    /// SHA-256 of the image. The host always checks it.
     #[arg(long, value_name = "HEX", value_parser = digest)]
     image_sha256: Digest,
-    /// What the image is.
+    /// Format of the image.
     #[arg(long, value_name = "FORMAT", value_enum, default_value_t = Format::Qcow2)]
     image_format: Format,
-    /// File with public SSH keys, one per line, that let the user in; may be given several times.
+    /// File with public SSH keys of the user, one per line; repeatable.
     #[arg(long = "ssh-key", value_name = "FILE")]
     ssh_keys: Vec<PathBuf>,
-    /// The user inside the guest.
+    /// User name inside the guest.
     #[arg(long, default_value = DEFAULT_USERNAME)]
     user: UserName,
-    /// How the GPU's driver gets into the guest.
+    /// How the GPU driver is installed in the guest.
     #[arg(long, value_enum, default_value_t = Driver::None)]
     driver: Driver,
-    /// The Open vSwitch bridge of the guest, which the host's policy must list; the host's own default unless given.
+    /// Open vSwitch bridge of the guest, which the host's policy must list [default: the host's].
     #[arg(long)]
     bridge: Option<InterfaceName>,
-    /// Give the guest a virtual screen.
+    /// Add a virtual display to the guest.
     #[arg(long)]
     graphics: bool,
     #[command(flatten)]
@@ -63,18 +63,18 @@ pub(crate) struct CreateArgs {
 pub(super) enum Format {
     /// qcow2.
     Qcow2,
-    /// The bytes of a disk.
+    /// Raw disk image.
     Raw,
 }
 
 /// How the GPU's driver gets into a guest.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 pub(super) enum Driver {
-    /// Installed at the first boot.
+    /// Installed at first boot.
     CloudInit,
-    /// The image has it.
+    /// Already in the image.
     Preinstalled,
-    /// Not at all: the tenant sees to it.
+    /// Not installed; the tenant installs it.
     None,
 }
 
@@ -129,7 +129,7 @@ pub(super) async fn run(session: &CommandContext, args: CreateArgs) -> Result<Ex
         },
     };
     if create.guest.ssh_public_keys.is_empty() {
-        session.output.warn("no --ssh-key is given: nobody can get into the guest by SSH");
+        session.output.warn("no --ssh-key is given: nobody can sign in to the guest by SSH");
     }
     let order = client.slice_create(&create, args.wait.idempotency_key.as_deref()).await?;
     slice::finish(session, order, args.wait.no_wait).await
@@ -140,7 +140,7 @@ pub(super) fn keys(path: &Path, bytes: &[u8]) -> Result<Vec<SshPublicKey>, CliEr
     let name = path.display();
     let text = String::from_utf8_lossy(bytes);
     if text.contains("PRIVATE KEY-----") {
-        let message = format!("{name} is a private key, which stays where it is");
+        let message = format!("{name} is a private key, which must not be sent");
         return Err(CliError::usage("private_key_given", message).hint(format!("give the public one: {name}.pub")));
     }
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
@@ -148,7 +148,7 @@ pub(super) fn keys(path: &Path, bytes: &[u8]) -> Result<Vec<SshPublicKey>, CliEr
         .map(|line| line.parse().map_err(|error| CliError::usage("ssh_key_invalid", format!("{name}: {error}"))))
         .collect::<Result<_, _>>()?;
     if keys.is_empty() {
-        return Err(CliError::usage("ssh_key_missing", format!("{name} has no key in it")));
+        return Err(CliError::usage("ssh_key_missing", format!("{name} contains no key")));
     }
     Ok(keys)
 }

@@ -9,37 +9,40 @@ use super::moment;
 use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::exit::Exit;
+use crate::list::{Changes, List, ListArgs, when_empty};
 use crate::output::{Details, Table, View, text};
-use crate::pages;
+use crate::pages::{self, MAX_ITEMS};
 use crate::resolve;
 
-/// Slots. A slot is named by its id, a unique beginning of it, or its place: NODE-NAME/INDEX.
+/// Slots. A slot is named by its id, a unique prefix of it, or its place: NODE-NAME/INDEX.
 #[derive(Debug, Subcommand)]
 pub(crate) enum SlotCommand {
     /// List slots.
     #[command(alias = "list")]
     Ls {
-        /// Only those of this node.
+        /// Only slots of this node.
         #[arg(long)]
         node: Option<String>,
-        /// Only those in this state: available, leased, releasing, cleanup_blocked, needs_wipe, quarantined, withdrawn.
+        /// Only slots in this state: available, leased, releasing, cleanup_blocked, needs_wipe, quarantined, withdrawn.
         #[arg(long)]
         state: Option<SlotState>,
+        #[command(flatten)]
+        list: ListArgs,
     },
-    /// Show one slot: its devices and who approved them.
+    /// Show a slot: its devices and who approved it.
     #[command(alias = "get")]
     Show {
         /// The slot.
         slot: String,
     },
-    /// Hold a slot back because something is wrong with it; the rest of its node goes on.
+    /// Quarantine a suspect slot; the rest of its node is not affected.
     Quarantine(Operation),
-    /// Let a quarantined slot go again.
+    /// End the quarantine of a slot.
     Unquarantine(Operation),
-    /// Clean up what is left of a slice on a slot that is blocked, whoever the host thinks has it, and wait for the proof.
+    /// Clean up what is left of a slice on a blocked slot, and wait for the host's proof. Asks for the slot's name first.
     ///
-    /// The slots of one guest are cleaned up together, and their drives wiped. A slot is free again only if the host proves that
-    /// nothing is left; otherwise it stays blocked and says why.
+    /// The slots of one guest are cleaned up together, and their drives are wiped. A slot is free again only if the host proves that
+    /// nothing is left; otherwise it stays blocked, with a reason.
     ForceCleanup {
         /// The slot.
         slot: String,
@@ -47,9 +50,11 @@ pub(crate) enum SlotCommand {
         #[arg(long, default_value = "")]
         reason: String,
         #[command(flatten)]
+        confirm: ConfirmArgs,
+        #[command(flatten)]
         wait: super::slice::WaitArgs,
     },
-    /// Withdraw a slot; approving it again (`gpuaas node topology approve`) brings it back. Asks for its id first on a terminal.
+    /// Withdraw a slot. Approving it again (`gpuaas node topology approve`) brings it back. Asks for its id first.
     Withdraw {
         #[command(flatten)]
         operation: Operation,
@@ -71,23 +76,25 @@ pub(crate) struct Operation {
 pub(super) async fn run(session: &CommandContext, command: SlotCommand) -> Result<Exit, CliError> {
     let client = session.client()?;
     let shown = match command {
-        SlotCommand::Ls { node, state } => {
+        SlotCommand::Ls { node, state, list: args } => {
             let node = match node {
                 Some(node) => Some(resolve::node(client, &node).await?),
                 None => None,
             };
             let fetch =
                 async |after, limit| client.slots(&SlotListQuery { node: node.clone(), state, after, limit: Some(limit) }).await;
-            let slots = pages::collect(session.limit(), fetch).await?.items;
-            session.output.print(&slots, |slots: &Vec<Slot>| table(slots))?;
-            if slots.is_empty() {
-                session.output.hint("there are no such slots; `gpuaas node topology discover` shows what could become some");
-            }
-            return Ok(Exit::Done);
+            let list = List {
+                changes: Changes::Platform("slot"),
+                time: |slot: &Slot| Some(slot.approved_at),
+                limit: MAX_ITEMS,
+                view: table,
+                advice: when_empty("no slot matches; `gpuaas node topology discover NODE` shows what can become slots"),
+            };
+            return list.run(session, args, async |limit| Ok(pages::collect(limit, &fetch).await?)).await;
         }
         SlotCommand::Show { slot } => client.slot(&resolve::slot(client, &slot).await?).await?,
-        SlotCommand::ForceCleanup { slot, reason, wait } => {
-            return super::slice::force_cleanup(session, &slot, reason, &wait).await;
+        SlotCommand::ForceCleanup { slot, reason, confirm, wait } => {
+            return super::slice::force_cleanup(session, &slot, reason, confirm, &wait).await;
         }
         SlotCommand::Quarantine(Operation { slot, reason }) => {
             client.slot_quarantine(&resolve::slot(client, &slot).await?, &Reason { reason }).await?
@@ -114,11 +121,11 @@ fn details(slot: &Slot) -> Details {
         .field("index", spec.slot_index)
         .field("state", &slot.state)
         .field("reason", &slot.reason)
-        .maybe("held back", slot.quarantine.as_ref().map(|reason| if reason.is_empty() { "yes" } else { reason }))
+        .maybe("quarantined", slot.quarantine.as_ref().map(|reason| if reason.is_empty() { "yes" } else { reason }))
         .maybe("slice", slot.allocation_id)
         .maybe("last task", slot.lease_task)
         .field("GPU", gpu(slot))
-        .field("goes along", companions.join(", "))
+        .field("companions", companions.join(", "))
         .maybe("fabric", spec.fabric_device.as_ref())
         .field("drive", format!("{} ({})", spec.nvme_serial, spec.nvme_device))
         .field("NUMA node", spec.numa_node)

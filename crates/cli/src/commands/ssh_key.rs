@@ -11,25 +11,27 @@ use super::{age, moment};
 use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::exit::Exit;
+use crate::list::{Changes, List, ListArgs, when_empty};
 use crate::output::{Details, Table, View, text};
+use crate::pages::MAX_ITEMS;
 use crate::{files, tenants};
 
-/// Stored SSH keys of a project. One is named by its name, its id or a unique beginning of it.
+/// SSH keys of a project. A key is named by its name, its id or a unique prefix of it.
 #[derive(Debug, Subcommand)]
 pub(crate) enum SshKeyCommand {
-    /// Store a public key, to be named in `gpuaas alloc create --ssh-key`.
+    /// Add a public key, for use with `gpuaas alloc create --ssh-key`.
     ///
     /// For example: gpuaas ssh-key add laptop ~/.ssh/id_ed25519.pub
     Add {
-        /// What people type: lower-case letters, digits and single dashes.
+        /// Name: lower-case letters, digits and single dashes.
         name: String,
         /// File with the public key, or `-` for stdin.
         file: PathBuf,
     },
-    /// List stored keys.
+    /// List SSH keys.
     #[command(alias = "list")]
-    Ls,
-    /// Delete a stored key. Allocations that have it keep it. Asks for its name first on a terminal.
+    Ls(ListArgs),
+    /// Delete a key. Existing allocations keep it. Asks for its name first.
     #[command(alias = "rm")]
     Delete {
         /// The key.
@@ -45,20 +47,22 @@ pub(super) async fn run(session: &CommandContext, command: SshKeyCommand) -> Res
         SshKeyCommand::Add { name, file } => {
             let mut found = keys(&file, &files::read(&file, MAX_KEY_FILE)?)?;
             if found.len() != 1 {
-                let message = format!("{} has {} keys in it; one name is for one key", file.display(), found.len());
+                let message = format!("{} contains {} keys; a name is for one key", file.display(), found.len());
                 return Err(CliError::usage("several_keys", message));
             }
             let project = tenants::project(session).await?.id.to_string();
             client.ssh_key_add(&project, &SshKeyCreate { name, public_key: found.remove(0) }, None).await?
         }
-        SshKeyCommand::Ls => {
+        SshKeyCommand::Ls(args) => {
             let project = tenants::project(session).await?.id.to_string();
-            let keys = tenants::ssh_keys(client, &project).await?;
-            session.output.print(&keys, |keys: &Vec<SshKey>| table(keys))?;
-            if keys.is_empty() {
-                session.output.hint("there are no stored keys; `gpuaas ssh-key add laptop ~/.ssh/id_ed25519.pub` stores one");
-            }
-            return Ok(Exit::Done);
+            let list = List {
+                changes: Changes::Project(project.clone(), "ssh_key"),
+                time: |key: &SshKey| Some(key.created_at),
+                limit: MAX_ITEMS,
+                view: table,
+                advice: when_empty("there are no SSH keys; `gpuaas ssh-key add laptop ~/.ssh/id_ed25519.pub` adds one"),
+            };
+            return list.run(session, args, async |limit| tenants::ssh_keys(client, &project, limit).await).await;
         }
         SshKeyCommand::Delete { key, confirm } => {
             let project = tenants::project(session).await?.id.to_string();

@@ -13,15 +13,19 @@ use super::{age, moment};
 use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::exit::Exit;
+use crate::list::{Changes, List, ListArgs, when_empty};
 use crate::output::{Details, Table, View, text};
-use crate::{follow, pages, resolve};
+use crate::{follow, pages, resolve, time};
 
-/// Tasks. A task is named by its id or a unique beginning of it.
+/// Tasks that are listed unless --limit names a number.
+const TASKS_SHOWN: usize = 50;
+
+/// Tasks. A task is named by its id or a unique prefix of it.
 #[derive(Debug, Subcommand)]
 pub(crate) enum TaskCommand {
     /// Run a task on a node.
     ///
-    /// With --wait, live phases are on stderr, the ended task is on stdout, and the exit code is its outcome:
+    /// With --wait, progress is printed on stderr and the ended task on stdout, and the exit code is its outcome:
     /// 0 succeeded; 1 failed, cancelled, interrupted or lost; 4 refused by the host; 7 expired or still running.
     ///
     /// Examples:
@@ -32,31 +36,36 @@ pub(crate) enum TaskCommand {
     /// List tasks, newest first.
     #[command(alias = "list")]
     Ls {
-        /// Only those of this node.
+        /// Only tasks of this node.
         #[arg(long)]
         node: Option<String>,
-        /// Only those in this state, such as `failed`; `open` means not ended.
+        /// Only tasks in this state, such as `failed`; `open` means not ended.
         #[arg(long)]
         state: Option<StateFilter<TaskState>>,
+        #[command(flatten)]
+        list: ListArgs,
     },
-    /// Show one task with its output.
+    /// Show a task with its output.
     #[command(alias = "get")]
     Show {
         /// The task.
         task: String,
     },
-    /// Print the log lines of a task; as JSON, one object per line.
+    /// Print the log lines of a task.
     Logs {
         /// The task.
         task: String,
-        /// Go on until the task has ended.
+        /// Continue with new lines until the task has ended.
         #[arg(short, long)]
         follow: bool,
         /// Only lines after this position.
         #[arg(long, value_name = "SEQ", default_value_t = 0)]
         after: u64,
+        /// Only lines from this time on: a duration before now such as `2h`, or UTC such as 2027-03-01T08:00Z.
+        #[arg(long, value_name = "TIME", value_parser = time::parse_past)]
+        since: Option<Timestamp>,
     },
-    /// Ask for a task to be stopped. It has ended when its node's receipt says so.
+    /// Request that a task stops. It has ended when the node's receipt confirms it.
     Cancel {
         /// The task.
         task: String,
@@ -71,9 +80,9 @@ pub(crate) enum TaskCommand {
     ///   gpuaas task verify --evidence evidence.json --trust-root key_…
     #[command(verbatim_doc_comment)]
     Verify(VerifyArgs),
-    /// List the kinds of tasks, or show the parameters of one.
+    /// List the types of tasks, or show the parameters of one.
     Types {
-        /// The kind.
+        /// Type of task.
         task_type: Option<String>,
     },
 }
@@ -81,7 +90,7 @@ pub(crate) enum TaskCommand {
 pub(super) async fn run(session: &CommandContext, command: TaskCommand) -> Result<Exit, CliError> {
     match command {
         TaskCommand::Run(args) => task_run::run(session, args).await,
-        TaskCommand::Ls { node, state } => list(session, node, state).await,
+        TaskCommand::Ls { node, state, list: args } => list(session, node, state, args).await,
         TaskCommand::Show { task } => {
             let client = session.client()?;
             let id = resolve::task(client, &task).await?;
@@ -89,14 +98,14 @@ pub(super) async fn run(session: &CommandContext, command: TaskCommand) -> Resul
             session.output.print(&task, |task| View::Details(details(task)))?;
             Ok(Exit::Done)
         }
-        TaskCommand::Logs { task, follow, after } => logs(session, &task, after, follow).await,
+        TaskCommand::Logs { task, follow, after, since } => logs(session, &task, (after, since), follow).await,
         TaskCommand::Cancel { task, reason } => {
             let client = session.client()?;
             let id = resolve::task(client, &task).await?;
             let task = client.task_cancel(&id, &Reason { reason }).await?;
             session.output.print(&task, |task| View::Details(details(task)))?;
             if !task.ended() {
-                session.output.hint("the node has been asked; `gpuaas task show ID` shows when it has stopped");
+                session.output.hint("the request is sent; `gpuaas task show ID` shows when the task has stopped");
             }
             Ok(Exit::Done)
         }
@@ -105,38 +114,52 @@ pub(super) async fn run(session: &CommandContext, command: TaskCommand) -> Resul
     }
 }
 
-async fn list(session: &CommandContext, node: Option<String>, state: Option<StateFilter<TaskState>>) -> Result<Exit, CliError> {
+async fn list(
+    session: &CommandContext,
+    node: Option<String>,
+    state: Option<StateFilter<TaskState>>,
+    args: ListArgs,
+) -> Result<Exit, CliError> {
     let client = session.client()?;
     let node = match node {
         Some(node) => Some(resolve::node(client, &node).await?),
         None => None,
     };
-    let filtered = node.is_some() || state.is_some();
-    let limit = session.limit_or(50);
-    let collected = pages::collect(limit, async |after, limit| {
+    let filtered = node.is_some() || state.is_some() || args.has_since();
+    let fetch = async |after, limit| {
         let query = TaskListQuery { node: node.clone(), state, id_prefix: None, after, limit: Some(limit) };
         client.tasks(&query).await
-    })
-    .await?;
-    session.output.print(&collected.items, |tasks| table(tasks))?;
-    if collected.more {
-        session.output.hint(&format!("there are more; the newest {limit} are shown, --limit shows more"));
-    } else if collected.items.is_empty() && filtered {
-        session.output.hint("no task matches");
-    } else if collected.items.is_empty() {
-        session.output.hint("there are no tasks yet; try `gpuaas task run NODE diag.ping --wait`");
-    }
-    Ok(Exit::Done)
+    };
+    let list = List {
+        changes: Changes::Platform("task"),
+        time: |task: &Task| Some(task.created_at),
+        limit: TASKS_SHOWN,
+        view: table,
+        advice: when_empty(if filtered {
+            "no task matches"
+        } else {
+            "there are no tasks yet; try `gpuaas task run NODE diag.ping --wait`"
+        }),
+    };
+    let newest = async |limit| Ok(pages::collect_newest(limit, |task: &Task| args.includes(task.created_at), &fetch).await?);
+    list.run(session, args, newest).await
 }
 
-async fn logs(session: &CommandContext, task: &str, after: u64, follow: bool) -> Result<Exit, CliError> {
+async fn logs(
+    session: &CommandContext,
+    task: &str,
+    (after, since): (u64, Option<Timestamp>),
+    follow: bool,
+) -> Result<Exit, CliError> {
     let client = session.client()?;
     let id = resolve::task(client, task).await?;
     let mut lines = follow::logs(client, &id, after, follow).boxed();
     let mut any = false;
-    while let Some(line) = lines.next().await {
-        session.output.print_item(&line?, follow::log_text)?;
-        any = true;
+    while let Some(line) = lines.next().await.transpose()? {
+        if since.is_none_or(|since| line.at >= since) {
+            session.output.print_item(&line, follow::log_text)?;
+            any = true;
+        }
     }
     if !any {
         session.output.hint("there are no log lines");
@@ -186,13 +209,13 @@ pub(super) fn details(task: &Task) -> Details {
         .field("params", pretty(&task.params))
         .maybe("output", task.output.as_ref().map(pretty))
         .field("phases", phases.collect::<Vec<_>>().join(", "))
-        .field("asked by", &task.requested_by)
+        .field("requested by", &task.requested_by)
         .field("correlation", &task.correlation_id)
         .maybe("idempotency key", task.idempotency_key.as_ref())
         .field("created", moment(task.created_at))
         .maybe("waits until", waits)
-        .field("sent out", if task.dispatches > 1 { format!("{} times", task.dispatches) } else { String::new() })
-        .maybe("cancel asked", task.cancel_requested_at.map(moment))
+        .field("dispatched", if task.dispatches > 1 { format!("{} times", task.dispatches) } else { String::new() })
+        .maybe("cancel requested", task.cancel_requested_at.map(moment))
         .maybe("accepted", task.accepted_at.map(moment))
         .maybe("started", task.started_at.map(moment))
         .maybe("ended", task.ended_at.map(|at: Timestamp| moment(at)))

@@ -15,23 +15,23 @@ use crate::{duration, params, resolve};
 /// What to run, and whether to wait for it.
 #[derive(Debug, clap::Args)]
 pub(crate) struct RunArgs {
-    /// The node: its id, a unique beginning of it, or its name.
+    /// Node: its id, a unique prefix of it, or its name.
     node: String,
-    /// What to run; `gpuaas task types` lists the kinds.
+    /// Type of the task; `gpuaas task types` lists them.
     task_type: String,
-    /// One parameter; may be given several times.
+    /// One parameter; repeatable.
     #[arg(short, long = "param", value_name = "NAME=VALUE")]
     param: Vec<String>,
-    /// All parameters as a JSON object: the text itself, @file, or - for stdin.
+    /// All parameters as a JSON object: the text itself, @FILE, or - for stdin.
     #[arg(long, value_name = "JSON|@FILE|-")]
     params: Option<String>,
     /// Wait until the task has ended.
     #[arg(short, long)]
     wait: bool,
-    /// Print the task's log lines on stderr while waiting; waits.
+    /// Print the task's log lines on stderr while waiting. Implies --wait.
     #[arg(long)]
     logs: bool,
-    /// Wait at most this long, then exit with 7; the task goes on. Waits.
+    /// Wait at most this long, then exit with 7; the task continues. Implies --wait.
     #[arg(long, value_name = "TIME", value_parser = duration::parse)]
     max_wait: Option<Duration>,
     /// How long the task may run, such as 90s or 5m [default: the server's].
@@ -40,7 +40,7 @@ pub(crate) struct RunArgs {
     /// How long the task may wait for its node [default: the server's].
     #[arg(long, value_name = "TIME", value_parser = duration::parse)]
     queue_time: Option<Duration>,
-    /// Running the same command again with the same key finds the same task instead of making another.
+    /// Idempotency key: repeating the command with the same key finds the same task instead of creating another one.
     #[arg(long, value_name = "KEY")]
     idempotency_key: Option<String>,
 }
@@ -58,7 +58,7 @@ pub(super) async fn run(session: &CommandContext, args: RunArgs) -> Result<Exit,
     let task = client.task_create(&create, args.idempotency_key.as_deref()).await?;
     if !(args.wait || args.logs || args.max_wait.is_some()) {
         session.output.print(&task, |task| View::Details(details(task)))?;
-        session.output.hint(&format!("`gpuaas task show {}` shows how it goes", task.id));
+        session.output.hint(&format!("`gpuaas task show {}` shows its progress", task.id));
         return Ok(Exit::Done);
     }
     let id = task.id.to_string();
@@ -73,9 +73,9 @@ pub(super) async fn run(session: &CommandContext, args: RunArgs) -> Result<Exit,
             if task.ended() {
                 return Ok(exit::of_task(&task.state));
             }
-            session
-                .output
-                .hint(&format!("the task goes on; `gpuaas task show {id}` shows how, `gpuaas task cancel {id}` stops it"));
+            session.output.hint(&format!(
+                "the task continues; `gpuaas task show {id}` shows its progress, `gpuaas task cancel {id}` stops it"
+            ));
             Ok(Exit::Timeout)
         }
     }

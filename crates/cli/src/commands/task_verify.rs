@@ -18,16 +18,16 @@ const MAX_EVIDENCE_BYTES: u64 = 16 * 1024 * 1024;
 /// What to verify, and what to trust.
 #[derive(Debug, clap::Args)]
 pub(crate) struct VerifyArgs {
-    /// The task; not needed with --evidence.
+    /// Task; not needed with --evidence.
     #[arg(required_unless_present = "evidence")]
     task: Option<String>,
-    /// Take the evidence from this file (`-` for stdin); no network is used.
+    /// Read the evidence from this file (`-` for stdin); no network is used.
     #[arg(long, value_name = "FILE")]
     evidence: Option<PathBuf>,
-    /// Write the evidence to this file, to be verified elsewhere or later.
+    /// Write the evidence to this file, to verify it elsewhere or later.
     #[arg(long, value_name = "FILE", conflicts_with = "evidence")]
     save: Option<PathBuf>,
-    /// The root key you trust: its id or itself, from `gpuaas cluster info` on a day you trusted the server.
+    /// Root key that you trust, or its id, from `gpuaas cluster info` at a time when you trusted the server.
     #[arg(long, value_name = "KEY", value_parser = TrustRoot::parse)]
     trust_root: Option<TrustRoot>,
 }

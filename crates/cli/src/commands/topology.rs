@@ -16,34 +16,34 @@ use crate::follow::{self, Waited};
 use crate::output::{Details, Table, View};
 use crate::{params, resolve};
 
-/// How long a node may take to look at itself.
+/// How long an inspection may take.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// What could become slots, and what did.
+/// Candidate slots of a node, and the slots created from them.
 #[derive(Debug, Subcommand)]
 pub(crate) enum TopologyCommand {
-    /// Let a node look at itself (`slice.topology_discover`), and show what it found. Changes nothing on it.
+    /// Inspect a node (`slice.topology_discover`) and show the candidate slots. Changes nothing on the node.
     Discover {
         /// The node.
         node: String,
-        /// One parameter of the task, such as vcpu_count=16; may be given several times.
+        /// One parameter of the task, such as vcpu_count=16; repeatable.
         #[arg(short, long = "param", value_name = "NAME=VALUE")]
         param: Vec<String>,
     },
-    /// Show what a node found on itself last: its candidate slots and what stands in their way.
+    /// Show the result of the last inspection: candidate slots and what blocks them.
     #[command(alias = "get")]
     Show {
         /// The node.
         node: String,
     },
-    /// Make slots of what a node found: all that can be used, or those named.
+    /// Create slots from the candidates: all usable ones, or those named.
     Approve {
         /// The node.
         node: String,
-        /// Index of a slot; may be given several times [default: all that can be used].
+        /// Index of a slot; repeatable [default: all usable ones].
         #[arg(long = "slot", value_name = "INDEX")]
         slots: Vec<u32>,
-        /// The discovery you have seen; refused if the node has looked again since [default: the newest].
+        /// Inspection that you have seen; refused if there is a newer one [default: the newest].
         #[arg(long, value_name = "TASK")]
         task: Option<String>,
     },
@@ -88,17 +88,17 @@ pub(super) async fn run(session: &CommandContext, command: TopologyCommand) -> R
 }
 
 fn unknown(node: &str) -> CliError {
-    let message = format!("{node} has not looked at itself yet, so there is nothing to approve");
-    CliError::new(Exit::NotFound, "no_proposal", message).hint(format!("`gpuaas node topology discover {node}` lets it look"))
+    let message = format!("{node} has not been inspected yet, so there is nothing to approve");
+    CliError::new(Exit::NotFound, "no_proposal", message).hint(format!("`gpuaas node topology discover {node}` inspects it"))
 }
 
 async fn show(session: &CommandContext, node: &str) -> Result<Exit, CliError> {
     let topology = session.client()?.node_topology(node).await?;
     session.output.print(&topology, view)?;
     match &topology.proposal {
-        None => {
-            session.output.hint(&format!("the node has not looked at itself yet; `gpuaas node topology discover {node}` lets it"))
-        }
+        None => session
+            .output
+            .hint(&format!("the node has not been inspected yet; `gpuaas node topology discover {node}` inspects it")),
         Some(proposal) => {
             let new = proposal
                 .found
@@ -106,7 +106,7 @@ async fn show(session: &CommandContext, node: &str) -> Result<Exit, CliError> {
                 .iter()
                 .filter(|candidate| candidate.schedulable && state_of(&topology, candidate) == "proposed");
             if new.count() > 0 {
-                session.output.hint(&format!("`gpuaas node topology approve {node}` makes slots of what can be used"));
+                session.output.hint(&format!("`gpuaas node topology approve {node}` creates slots from the usable candidates"));
             }
         }
     }
@@ -123,11 +123,11 @@ fn view(topology: &Topology) -> View {
     let reasons: Vec<String> = blockers.chain(own).collect();
     let details = Details::default()
         .field("node", topology.node_id)
-        .field("found", moment(proposal.found_at))
+        .field("inspected", moment(proposal.found_at))
         .field("by", proposal.task_id)
         .field("simulated", if found.simulated { "yes: nothing on it is real hardware" } else { "" })
-        .field("can be used", format!("{} of {} slots", found.candidate_summary.schedulable, found.candidate_summary.slots))
-        .field("in the way", reasons.join("\n"))
+        .field("usable", format!("{} of {} slots", found.candidate_summary.schedulable, found.candidate_summary.slots))
+        .field("blocked by", reasons.join("\n"))
         .maybe("host policy", denied(topology));
     let mut table = Table::new(["SLOT", "STATE", "GPU", "NUMA", "DRIVE", "FABRIC", "ADDRESS", "VCPUS", "MEMORY"]);
     for candidate in &found.candidate_slots {

@@ -10,30 +10,33 @@ use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::exit::Exit;
 use crate::files;
+use crate::list::{Changes, List, ListArgs, when_empty};
 use crate::output::{Details, Table, View};
 use crate::pages::{self, MAX_ITEMS};
 
 /// Most bytes of a file with a password.
 const MAX_PASSWORD_FILE: u64 = 4 * 1024;
 
-/// Users. One is named by address or id.
+/// Users. A user is named by e-mail address or id.
 #[derive(Debug, Subcommand)]
 pub(crate) enum UserCommand {
-    /// List the people who have signed in, or can.
+    /// List users.
     #[command(alias = "list")]
     Ls {
-        /// Only those with this address.
+        /// Only users with this e-mail address.
         #[arg(long)]
         email: Option<String>,
+        #[command(flatten)]
+        list: ListArgs,
     },
-    /// Make a user whom the server signs in itself. They may nothing until they get a role (`gpuaas member add`).
+    /// Create a user with a password. A user has no permissions until they get a role (`gpuaas member add`).
     Create {
-        /// Their address.
+        /// E-mail address.
         email: String,
-        /// What people call them.
+        /// Display name.
         #[arg(long, default_value = "")]
         name: String,
-        /// File with the password, `-` for stdin; one is made up and shown once unless given.
+        /// File with the password, `-` for stdin [default: generate one and show it once].
         #[arg(long, value_name = "FILE")]
         password_file: Option<std::path::PathBuf>,
     },
@@ -41,11 +44,11 @@ pub(crate) enum UserCommand {
     SetPassword {
         /// The user.
         user: String,
-        /// File with the password, `-` for stdin; one is made up and shown once unless given.
+        /// File with the password, `-` for stdin [default: generate one and show it once].
         #[arg(long, value_name = "FILE")]
         password_file: Option<std::path::PathBuf>,
     },
-    /// Keep a user from signing in from now on. Tokens that others took end within 10 minutes.
+    /// Deactivate a user: they can no longer sign in. Asks for their e-mail address first.
     Deactivate {
         /// The user.
         user: String,
@@ -60,7 +63,7 @@ pub(crate) enum UserCommand {
         #[command(flatten)]
         confirm: ConfirmArgs,
     },
-    /// Let a deactivated user sign in again. Nothing that they had open before comes back.
+    /// Reactivate a user, who can then sign in again. Earlier sign-ins stay ended.
     Reactivate {
         /// The user.
         user: String,
@@ -70,21 +73,19 @@ pub(crate) enum UserCommand {
 pub(super) async fn run(session: &CommandContext, command: UserCommand) -> Result<Exit, CliError> {
     let client = session.client()?;
     match command {
-        UserCommand::Ls { email } => {
-            let users = pages::collect(session.limit(), async |after, limit| {
+        UserCommand::Ls { email, list: args } => {
+            let fetch = async |after, limit| {
                 let query = UserListQuery { email: email.clone(), state: None, after, limit: Some(limit) };
                 client.users(&query).await
-            });
-            let users = users.await?.items;
-            session.output.print(&users, |users| {
-                let mut table = Table::new(["ID", "E-MAIL", "NAME", "ISSUER", "STATE", "AGE"]);
-                for user in users {
-                    let issuer = if user.local { "built-in".to_owned() } else { user.issuer.clone() };
-                    let age = age(Some(user.created_at));
-                    table.row([user.id.to_string(), user.email.clone(), user.name.clone(), issuer, user.state.to_string(), age]);
-                }
-                View::Table(table)
-            })?;
+            };
+            let list = List {
+                changes: Changes::Platform("user"),
+                time: |user: &User| Some(user.created_at),
+                limit: MAX_ITEMS,
+                view: table,
+                advice: when_empty("no user matches; `gpuaas user create EMAIL` creates one"),
+            };
+            return list.run(session, args, async |limit| Ok(pages::collect(limit, &fetch).await?)).await;
         }
         UserCommand::Create { email, name, password_file } => {
             let password = password_file.as_deref().map(password_from).transpose()?;
@@ -92,7 +93,7 @@ pub(super) async fn run(session: &CommandContext, command: UserCommand) -> Resul
             session
                 .output
                 .print(&made, |made| View::Details(details(&made.user).maybe("password", made.one_time_password.as_ref())))?;
-            session.output.hint("they may nothing yet; give them a role with `gpuaas member add`");
+            session.output.hint("the user has no permissions yet; `gpuaas member add` gives them a role");
         }
         UserCommand::SetPassword { user, password_file } => {
             let id = find(client, &user).await?.id.to_string();
@@ -154,6 +155,19 @@ pub(super) fn password_from(path: &std::path::Path) -> Result<String, CliError> 
     let bytes = files::read(path, MAX_PASSWORD_FILE)?;
     let text = String::from_utf8(bytes).map_err(|_| CliError::usage("password_invalid", "the password is not UTF-8"))?;
     Ok(text.trim_end_matches(['\r', '\n']).to_owned())
+}
+
+fn table(users: &[User]) -> View {
+    if users.is_empty() {
+        return View::Nothing;
+    }
+    let mut table = Table::new(["ID", "E-MAIL", "NAME", "ISSUER", "STATE", "AGE"]);
+    for user in users {
+        let issuer = if user.local { "built-in".to_owned() } else { user.issuer.clone() };
+        let age = age(Some(user.created_at));
+        table.row([user.id.to_string(), user.email.clone(), user.name.clone(), issuer, user.state.to_string(), age]);
+    }
+    View::Table(table)
 }
 
 fn details(user: &User) -> Details {

@@ -18,7 +18,7 @@ pub(super) async fn run(session: &CommandContext) -> Result<Exit, CliError> {
         Err(error) => Err(error.message),
     };
     if let Err(error) = &server {
-        session.output.hint(&format!("the server was not asked: {error}"));
+        session.output.hint(&format!("the version of the server is unknown: {error}"));
     }
     let versions = Versions { client: env!("CARGO_PKG_VERSION"), server: server.ok() };
     session.output.print(&versions, |versions| {

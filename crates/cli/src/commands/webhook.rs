@@ -1,5 +1,7 @@
 //! `gpuaas webhook`: addresses that are told what happens in a project.
 
+use std::time::Duration;
+
 use clap::Subcommand;
 use gpuaas_api::dto::{Delivery, DeliveryListQuery, Webhook, WebhookChange, WebhookCreate};
 use gpuaas_contract::event::short_kind;
@@ -7,33 +9,37 @@ use gpuaas_contract::state::DeliveryState;
 
 use super::confirm::ConfirmArgs;
 use super::events::KindParser;
-use super::{age, moment};
+use super::{age, moment, webhook_test};
 use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::exit::Exit;
+use crate::list::{Changes, List, ListArgs, when_empty};
 use crate::output::{Details, Table, View, text};
-use crate::pages;
-use crate::tenants;
+use crate::pages::{self, MAX_ITEMS};
+use crate::{duration, tenants};
 
-/// Webhooks of a project. One is named by its id, a unique beginning of it, or its address.
+/// Deliveries that are listed unless --limit names a number.
+const DELIVERIES_SHOWN: usize = 50;
+
+/// Webhooks of a project. A webhook is named by its id, a unique prefix of it, or its address.
 #[derive(Debug, Subcommand)]
 pub(crate) enum WebhookCommand {
-    /// Tell an address what happens. The secret that signs what it is told is shown once.
+    /// Create a webhook. The secret that signs its deliveries is shown once.
     ///
     /// For example: gpuaas webhook create https://example.com/hook --kind allocation.active --kind allocation.failed
     Create {
-        /// Where it is; starts with https://.
+        /// URL; starts with https://.
         address: String,
-        /// In words.
+        /// Description.
         #[arg(long, default_value = "")]
         description: String,
-        /// Kind of event, such as `allocation` or `allocation.active`; may be given several times. All unless given.
+        /// Kind of event, such as `allocation` or `allocation.active`; repeatable [default: all].
         #[arg(long = "kind", value_name = "KIND", value_parser = KindParser, hide_possible_values = true)]
         kinds: Vec<String>,
     },
     /// List webhooks.
     #[command(alias = "list")]
-    Ls,
+    Ls(ListArgs),
     /// Show a webhook.
     #[command(alias = "get")]
     Show {
@@ -44,29 +50,29 @@ pub(crate) enum WebhookCommand {
     Change {
         /// The webhook.
         webhook: String,
-        /// Another address.
+        /// New URL.
         #[arg(long, value_name = "URL")]
         address: Option<String>,
-        /// Other words.
+        /// New description.
         #[arg(long)]
         description: Option<String>,
-        /// Kinds of events, instead of all it has; may be given several times.
+        /// Kind of event, replacing those it has; repeatable.
         #[arg(long = "kind", value_name = "KIND", value_parser = KindParser, hide_possible_values = true)]
         kinds: Vec<String>,
-        /// Every kind of event.
+        /// Send every kind of event.
         #[arg(long, conflicts_with = "kinds")]
         all_kinds: bool,
-        /// Turn it on again.
+        /// Enable it.
         #[arg(long, conflicts_with = "disable")]
         enable: bool,
-        /// Turn it off.
+        /// Disable it.
         #[arg(long)]
         disable: bool,
-        /// Make another secret, which is shown once. Deliveries are signed with both until the next change of the secret.
+        /// Create a new secret, which is shown once. For 24 hours deliveries are signed with both.
         #[arg(long)]
         rotate_secret: bool,
     },
-    /// Delete a webhook. Asks for its id first on a terminal.
+    /// Delete a webhook. Asks for its id first.
     #[command(alias = "rm")]
     Delete {
         /// The webhook.
@@ -74,13 +80,25 @@ pub(crate) enum WebhookCommand {
         #[command(flatten)]
         confirm: ConfirmArgs,
     },
-    /// List what was sent to a webhook, the newest first.
+    /// List the deliveries to a webhook, the newest first.
     Deliveries {
         /// The webhook.
         webhook: String,
-        /// Only those in this state: pending, delivered, failed.
+        /// Only deliveries in this state: pending, delivered, failed.
         #[arg(long)]
         state: Option<DeliveryState>,
+        #[command(flatten)]
+        list: ListArgs,
+    },
+    /// Send a test event to a webhook, and show the result. Exits with 1 if the delivery fails.
+    ///
+    /// The event is `gpuaas.webhook.test.v1`: signed and sent like any other, once every 10 seconds at most.
+    Test {
+        /// The webhook.
+        webhook: String,
+        /// How long to wait for the result.
+        #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration::parse)]
+        timeout: Duration,
     },
     /// Send a delivery again.
     Replay {
@@ -96,15 +114,18 @@ pub(super) async fn run(session: &CommandContext, command: WebhookCommand) -> Re
             let project = tenants::project(session).await?.id.to_string();
             let created = client.webhook_create(&project, &WebhookCreate { url: address, description, kinds }, None).await?;
             session.output.print(&created, |made| View::Details(details(&made.webhook).field("secret", &made.secret)))?;
-            session.output.hint("keep the secret now: it is not shown again");
+            session.output.hint("store the secret now: it is not shown again");
         }
-        WebhookCommand::Ls => {
+        WebhookCommand::Ls(args) => {
             let project = tenants::project(session).await?.id.to_string();
-            let webhooks = tenants::webhooks(client, &project).await?;
-            session.output.print(&webhooks, |webhooks: &Vec<Webhook>| table(webhooks))?;
-            if webhooks.is_empty() {
-                session.output.hint("there are no webhooks; `gpuaas webhook create https://…` makes one");
-            }
+            let list = List {
+                changes: Changes::Project(project.clone(), "webhook"),
+                time: |webhook: &Webhook| Some(webhook.created_at),
+                limit: MAX_ITEMS,
+                view: table,
+                advice: when_empty("there are no webhooks; `gpuaas webhook create https://…` creates one"),
+            };
+            return list.run(session, args, async |limit| tenants::webhooks(client, &project, limit).await).await;
         }
         WebhookCommand::Show { webhook } => {
             let webhook = client.webhook(&tenants::webhook(session, &webhook).await?).await?;
@@ -115,14 +136,17 @@ pub(super) async fn run(session: &CommandContext, command: WebhookCommand) -> Re
             let kinds = (all_kinds || !kinds.is_empty()).then_some(kinds);
             let change = WebhookChange { url: address, description, kinds, enabled, rotate_secret };
             if change == WebhookChange::default() {
-                return Err(CliError::usage("nothing_to_change", "say what to change; `gpuaas webhook change --help` lists it"));
+                return Err(CliError::usage(
+                    "nothing_to_change",
+                    "nothing to change; `gpuaas webhook change --help` lists the options",
+                ));
             }
             let changed = client.webhook_change(&tenants::webhook(session, &webhook).await?, &change, None).await?;
             session
                 .output
                 .print(&changed, |changed| View::Details(details(&changed.webhook).maybe("secret", changed.secret.as_deref())))?;
             if changed.secret.is_some() {
-                session.output.hint("keep the secret now: it is not shown again");
+                session.output.hint("store the secret now: it is not shown again");
             }
         }
         WebhookCommand::Delete { webhook, confirm } => {
@@ -131,36 +155,48 @@ pub(super) async fn run(session: &CommandContext, command: WebhookCommand) -> Re
             let gone = client.webhook_delete(&id, None).await?;
             session.output.print(&gone, |webhook| View::Details(details(webhook)))?;
         }
-        WebhookCommand::Deliveries { webhook, state } => {
+        WebhookCommand::Deliveries { webhook, state, list: args } => {
             let webhook = tenants::webhook(session, &webhook).await?;
+            let list = List {
+                changes: Changes::Unannounced,
+                time: |delivery: &Delivery| Some(delivery.created_at),
+                limit: DELIVERIES_SHOWN,
+                view: deliveries_table,
+                advice: when_empty("there are no deliveries; they are kept for a week"),
+            };
             let fetch = async |after, limit| {
                 client.webhook_deliveries(&webhook, &DeliveryListQuery { state, after, limit: Some(limit) }).await
             };
-            let found = pages::collect(session.limit_or(50), fetch).await?;
-            session.output.print(&found.items, |deliveries: &Vec<Delivery>| deliveries_table(deliveries))?;
-            if found.items.is_empty() {
-                session.output.hint("nothing was sent that is kept");
-            } else if found.more {
-                session.output.hint("there are more; --limit shows them");
-            }
+            let newest = async |limit| {
+                let is_wanted = |delivery: &Delivery| args.includes(delivery.created_at);
+                Ok(pages::collect_newest(limit, is_wanted, &fetch).await?)
+            };
+            return list.run(session, args, newest).await;
+        }
+        WebhookCommand::Test { webhook, timeout } => {
+            let webhook = tenants::webhook(session, &webhook).await?;
+            return webhook_test::run(session, &webhook, timeout).await;
         }
         WebhookCommand::Replay { delivery } => {
             let delivery = client.delivery_replay(&delivery).await?;
-            session.output.print(&delivery, |delivery| {
-                View::Details(
-                    Details::default()
-                        .field("id", delivery.id)
-                        .field("event", delivery.event_id)
-                        .field("kind", &delivery.kind)
-                        .field("state", &delivery.state)
-                        .field("attempts", delivery.attempts)
-                        .field("last", &delivery.last)
-                        .maybe("due", delivery.due_at.map(moment)),
-                )
-            })?;
+            session.output.print(&delivery, |delivery| View::Details(delivery_details(delivery)))?;
         }
     }
     Ok(Exit::Done)
+}
+
+/// One delivery for people.
+pub(super) fn delivery_details(delivery: &Delivery) -> Details {
+    let took = delivery.delivered_at.map(|at| u64::try_from(at.since(delivery.created_at).as_millis()).unwrap_or(u64::MAX));
+    Details::default()
+        .field("id", delivery.id)
+        .field("event", delivery.event_id)
+        .field("kind", &delivery.kind)
+        .field("state", &delivery.state)
+        .field("attempts", delivery.attempts)
+        .field("result", &delivery.last)
+        .maybe("took", took.map(text::milliseconds))
+        .maybe("next attempt", delivery.due_at.map(moment))
 }
 
 fn kinds(webhook: &Webhook) -> String {
@@ -178,8 +214,8 @@ fn details(webhook: &Webhook) -> Details {
         .field("description", &webhook.description)
         .field("kinds", kinds(webhook))
         .field("state", state(webhook))
-        .maybe("off because", webhook.disabled_reason.as_deref())
-        .field("failed in a row", webhook.failed)
+        .maybe("disabled because", webhook.disabled_reason.as_deref())
+        .field("failures in a row", webhook.failed)
         .field("created", moment(webhook.created_at))
         .maybe("deleted", webhook.deleted_at.map(moment))
 }

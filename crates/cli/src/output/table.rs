@@ -32,6 +32,22 @@ impl View {
         }
     }
 
+    /// With these rows of its table only.
+    pub(super) fn only(self, rows: &[usize]) -> Self {
+        match self {
+            Self::Table(table) => Self::Table(table.only(rows)),
+            other @ (Self::Details(_) | Self::DetailsAndTable(..) | Self::Nothing) => other,
+        }
+    }
+
+    /// With columns that are as wide as they have been, so that rows printed later stand under the same headers.
+    pub(super) fn under_headers(self, widths: &mut Vec<usize>) -> Self {
+        match self {
+            Self::Table(table) => Self::Table(table.under_headers(widths)),
+            other @ (Self::Details(_) | Self::DetailsAndTable(..) | Self::Nothing) => other,
+        }
+    }
+
     /// With the whole ids of what the table lists.
     pub(super) fn wide(self, document: &Value) -> Self {
         match (self, columns::items(document)) {
@@ -71,6 +87,33 @@ impl Table {
         self.rows.push(cells.into());
     }
 
+    fn only(mut self, rows: &[usize]) -> Self {
+        self.rows = rows.iter().filter_map(|row| self.rows.get(*row).cloned()).collect();
+        self
+    }
+
+    fn under_headers(mut self, widths: &mut Vec<usize>) -> Self {
+        let now = self.widths();
+        widths.resize(now.len(), 0);
+        for ((header, before), now) in self.headers.iter_mut().zip(widths).zip(now) {
+            *before = now.max(*before);
+            *header = format!("{header:width$}", width = *before);
+        }
+        self
+    }
+
+    /// How wide each column is.
+    fn widths(&self) -> Vec<usize> {
+        let length = |text: &String| printable(text).chars().count();
+        let mut widths: Vec<usize> = self.headers.iter().map(length).collect();
+        for row in &self.rows {
+            for (width, cell) in widths.iter_mut().zip(row) {
+                *width = length(cell).max(*width);
+            }
+        }
+        widths
+    }
+
     /// Ids are cut to what keeps them apart; these are the whole ones.
     fn with_whole_ids(mut self, items: &[Value]) -> Self {
         let first = self.headers.first().is_some_and(|header| header == "ID");
@@ -99,14 +142,7 @@ impl Table {
 
     /// Cuts cells so that the table is as wide as the terminal.
     fn fit(&mut self, width: usize) {
-        let length = |text: &String| printable(text).chars().count();
-        let mut widths: Vec<usize> = self.headers.iter().map(length).collect();
-        for row in &self.rows {
-            for (width, cell) in widths.iter_mut().zip(row) {
-                *width = length(cell).max(*width);
-            }
-        }
-        let widths = columns::fitting(widths, width);
+        let widths = columns::fitting(self.widths(), width);
         for row in &mut self.rows {
             for (width, cell) in widths.iter().zip(row) {
                 *cell = columns::cut(cell, *width);
@@ -129,7 +165,7 @@ impl Table {
         for row in self.rows {
             table.add_row(row.iter().zip(&self.headers).map(|(text, header)| {
                 let text = if text.is_empty() { "-".to_owned() } else { printable(text) };
-                match color_of(&text).filter(|_| COLORED.contains(&header.as_str())) {
+                match color_of(&text).filter(|_| COLORED.contains(&header.trim_end())) {
                     Some(color) => Cell::new(text).fg(color),
                     None => Cell::new(text),
                 }
@@ -231,6 +267,20 @@ mod tests {
         let mut table = Table::new(["ID", "NOTE"]);
         table.row(["node_1".to_owned(), "a very long note".to_owned()]);
         assert_eq!(View::Table(table).render(false, Some(20)), "ID      NOTE\nnode_1  a very long…\n");
+    }
+
+    #[test]
+    fn rows_that_come_later_stand_under_the_same_headers() {
+        let row = |name: &str, state: &str| {
+            let mut table = Table::new(["NAME", "STATE"]);
+            table.row([name.to_owned(), state.to_owned()]);
+            View::Table(table)
+        };
+        let mut widths = Vec::new();
+        let first = row("a-long-name", "placing").under_headers(&mut widths).render(false, None);
+        let later = row("b", "active").under_headers(&mut widths).render(false, None);
+        assert_eq!(first, "NAME         STATE\na-long-name  placing\n");
+        assert_eq!(later, "NAME         STATE\nb            active\n");
     }
 
     #[test]

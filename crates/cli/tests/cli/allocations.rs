@@ -224,7 +224,7 @@ async fn without_a_key_of_ones_own_those_of_the_project_are_taken() {
     std::fs::create_dir(home.path().join(".ssh")).expect("made");
     std::fs::write(home.path().join(".ssh/id_rsa.pub"), KEY).expect("written");
     let ran = gpuaas_with(&["alloc", "create", "a", "--sku", "s"], &env).await;
-    assert!(ran.code == 6 && ran.stderr.contains("id_rsa.pub may sign in"), "{ran:?}");
+    assert!(ran.code == 6 && ran.stderr.contains("id_rsa.pub to sign in"), "{ran:?}");
 }
 
 fn listed() -> Router {
@@ -322,7 +322,7 @@ async fn stopping_waits_for_the_host_and_a_failure_is_one() {
     };
     let stopped = allocation(7, "stopped");
     let ran = run(&serve(router(stopped)).await, &["alloc", "stop", &id]).await;
-    assert!(ran.code == 0 && ran.stdout.contains("stopped") && ran.stderr.contains("told to stop"), "{ran:?}");
+    assert!(ran.code == 0 && ran.stdout.contains("stopped") && ran.stderr.contains("stop requested"), "{ran:?}");
     let broken = Allocation { code: Some("guest_stuck".to_owned()), ..allocation(7, "active") };
     assert_eq!(run(&serve(router(broken)).await, &["alloc", "stop", &id]).await.code, 1);
 }
@@ -355,7 +355,7 @@ async fn releasing_ends_when_nothing_is_left_or_an_operator_has_to_look() {
         let asked = Allocation { release_requested: true, ..allocation(7, "active") };
         let router = watched(vec![asked.clone(), allocation(7, "releasing"), allocation(7, end)])
             .route(routes::ALLOCATION_RELEASE, post(|| async { Json(asked) }));
-        let ran = run(&serve(router).await, &["alloc", "release", &id]).await;
+        let ran = run(&serve(router).await, &["alloc", "release", &id, "--yes"]).await;
         assert!(ran.code == code && ran.stdout.contains(end), "{end}: {ran:?}");
     }
 }

@@ -66,3 +66,17 @@ async fn a_config_file_with_an_unknown_key_is_named() {
     assert_eq!(ran.code, 2);
     assert!(ran.stderr.contains("c.toml line 2: unknown field `color`"), "{ran:?}");
 }
+
+#[tokio::test]
+async fn a_token_that_is_refused_by_a_server_of_another_time_leads_to_the_clock() {
+    let refused = || async {
+        let mut response = problem(401, "token_expired", "the token has expired");
+        response.headers_mut().insert("date", "Tue, 15 Nov 1994 08:12:31 GMT".parse().expect("a date"));
+        response
+    };
+    let url = serve(axum::Router::new().route(gpuaas_api::routes::NODES, axum::routing::get(refused))).await;
+    let ran = gpuaas(&["node", "ls", "-o", "json", "--url", &url, "--token", TOKEN]).await;
+    let error: serde_json::Value = serde_json::from_str(&ran.stderr).expect("one object");
+    assert_eq!((ran.code, error["error"]["code"].as_str()), (5, Some("clock_skew")), "{ran:?}");
+    assert!(ran.stderr.contains("ahead of") && ran.stderr.contains("set the clock"), "{ran:?}");
+}

@@ -99,7 +99,8 @@ async fn revoking_a_token_signs_in_with_ones_own() {
         .route(gpuaas_api::routes::API_TOKEN, axum::routing::delete(|| async { axum::Json(revoked) }));
     let url = serve(router).await;
     let ran =
-        gpuaas_with(&["token", "revoke", "dashboards", "-o", "json"], &[("GPUAAS_URL", &url), ("GPUAAS_TOKEN", TOKEN)]).await;
+        gpuaas_with(&["token", "revoke", "dashboards", "--yes", "-o", "json"], &[("GPUAAS_URL", &url), ("GPUAAS_TOKEN", TOKEN)])
+            .await;
     assert_eq!((ran.code, ran.json()["revoked_at"].as_str()), (0, Some("1970-01-01T00:00:00.000002Z")), "{ran:?}");
 }
 

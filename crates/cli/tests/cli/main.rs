@@ -2,8 +2,10 @@
 
 mod allocations;
 mod audit;
+mod destructive;
 mod errors;
 mod examples;
+mod filters;
 mod lists;
 mod program;
 mod raw;
@@ -13,3 +15,5 @@ mod sign_in;
 mod slices;
 mod tenants;
 mod verify;
+mod watching;
+mod webhooks;

@@ -157,14 +157,14 @@ async fn making_a_slice_ends_with_the_way_in() {
 #[tokio::test]
 async fn a_slice_that_is_blocked_says_what_to_do() {
     let url = serve(slices("failed", "cleanup_blocked")).await;
-    let released = run(&url, &["slice", "release", "trainer"]).await;
+    let released = run(&url, &["slice", "release", "trainer", "--yes"]).await;
     assert_eq!(released.code, 1, "not a terminal, so nothing is asked: {released:?}");
     for hint in ["could not be reset", "gpuaas slot force-cleanup rack-1/0", "gpuaas slice release alloc_7777"] {
         assert!(released.stderr.contains(hint), "{hint}: {released:?}");
     }
     let shown = run(&url, &["slice", "show", "trainer"]).await;
     assert!(shown.stdout.contains("cleanup_blocked, quarantined") && shown.stderr.contains("force-cleanup"), "{shown:?}");
-    let forced = run(&url, &["slot", "force-cleanup", &slot(0, "").id.to_string()]).await;
+    let forced = run(&url, &["slot", "force-cleanup", &slot(0, "").id.to_string(), "--yes"]).await;
     assert!(forced.code == 1 && forced.stderr.contains("force-cleanup"), "{forced:?}");
     let unwiped = run(&url, &["slice", "release", "alloc_77", "--no-wipe", "--yes", "--no-wait", "-o", "json"]).await;
     assert_eq!(unwiped.json()["task"]["params"]["wipe"], false);
@@ -178,7 +178,7 @@ async fn slices_are_listed_and_named_and_errors_say_what_to_do_next() {
     let none = run(&url, &["slice", "ls", "--state", "needs_wipe"]).await;
     assert!(none.stdout.is_empty() && none.stderr.contains("gpuaas slice ls"), "{none:?}");
     let released = run(&url, &["slice", "release", "alloc_7777", "--yes"]).await;
-    assert!(released.code == 0 && released.stdout.contains("none: they were given back"), "{released:?}");
+    assert!(released.code == 0 && released.stdout.contains("none: they are free again"), "{released:?}");
     let stopped = run(&url, &["slice", "stop", "trainer"]).await;
     assert!(stopped.code == 4 && stopped.stderr.contains("no guest to stop"), "{stopped:?}");
     let unknown = run(&url, &["slice", "show", "nobody"]).await;

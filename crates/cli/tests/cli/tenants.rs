@@ -72,8 +72,8 @@ async fn a_key_of_a_service_account_shows_its_secret_once() {
     assert!(made.stdout.contains("gpt_secret") && made.stderr.contains("not shown again"), "{made:?}");
     let list = run(router(), &["key", "ls"]).await;
     assert!(list.stdout.contains("*.read") && !list.stdout.contains("gpt_secret"), "{list:?}");
-    assert_eq!(run(router(), &["key", "revoke", "ci", "ci"]).await.code, 0);
-    assert_eq!(run(router(), &["key", "revoke", "other", "ci"]).await.code, 3);
+    assert_eq!(run(router(), &["key", "revoke", "ci", "ci", "--yes"]).await.code, 0);
+    assert_eq!(run(router(), &["key", "revoke", "other", "ci", "--yes"]).await.code, 3);
 }
 
 #[tokio::test]

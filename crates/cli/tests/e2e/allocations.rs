@@ -184,7 +184,7 @@ fn a_whole_machine_is_offered_leased_and_given_back() {
     assert_ne!(cluster.cli(&["alloc", "stop", "metal"]).code, 0, "a whole machine is not stopped from here");
     assert_eq!(cluster.json(&["alloc", "release", "metal", "--yes"])["state"], "released");
     assert_eq!(cluster.json(&["machine", "ls"])[0]["state"], "available");
-    assert_eq!(cluster.json(&["machine", "withdraw", &node])["state"], "withdrawn");
+    assert_eq!(cluster.json(&["machine", "withdraw", &node, "--yes"])["state"], "withdrawn");
     host.stop();
     cluster.verify_audit();
 }

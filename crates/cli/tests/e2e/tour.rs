@@ -172,6 +172,6 @@ fn roles_in_different_processes_wake_each_other_through_the_database() {
     // A rotation in one process reaches nodes of the other, and so does a retirement.
     cluster.json(&["signing-key", "rotate", "--url", &url]);
     assert_eq!(cluster.json(&["task", "run", &node, "diag.ping", "--wait", "--url", &url])["state"], "succeeded");
-    cluster.json(&["node", "retire", &node, "--url", &url]);
+    cluster.json(&["node", "retire", &node, "--yes", "--url", &url]);
     cluster.wait_online(&node, false);
 }

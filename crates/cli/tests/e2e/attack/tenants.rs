@@ -235,13 +235,13 @@ fn what_a_revoked_key_has_open_ends() {
         let times = if is_long() { 4 } else { 2 };
         let paths: Vec<String> = each.iter().cycle().take(each.len() * times).cloned().collect();
         let (streams, took) = all_end(target, &paths, &secret, || {
-            target.cluster.json(&["key", "revoke", &account, &id]);
+            target.cluster.json(&["key", "revoke", &account, &id, "--yes"]);
         });
         let token = target.cluster.json(&["token", "create", "operator", "--role", "operator"]);
         let operator = token["token"].as_str().unwrap_or_else(|| panic!("no token in {token}"));
         let of_operators = vec!["/api/v1/events?kinds=nothing".to_owned(), each[3].clone()];
         let (more, later) = all_end(target, &of_operators, operator, || {
-            target.cluster.json(&["token", "revoke", token["api_token"]["id"].as_str().unwrap()]);
+            target.cluster.json(&["token", "revoke", token["api_token"]["id"].as_str().unwrap(), "--yes"]);
         });
         format!("{} streams of revoked keys ended, the last after {} ms", streams + more, took.max(later).as_millis())
     });
