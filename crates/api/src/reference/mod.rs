@@ -65,7 +65,7 @@ fn write_page(document: &Value) -> String {
     for (name, schema) in document["components"]["schemas"].as_object().into_iter().flatten() {
         write_schema(&mut page, name, schema);
     }
-    let _ = write!(page, "</section></main><script>{SCRIPT}</script></body></html>\n");
+    let _ = writeln!(page, "</section></main><script>{SCRIPT}</script></body></html>");
     page
 }
 

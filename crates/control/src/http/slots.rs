@@ -1,6 +1,7 @@
 //! Slots, and the approval that creates them.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use axum::extract::State;
@@ -42,11 +43,11 @@ pub(super) async fn to_dtos(control: &Control, slots: Vec<Slot>) -> Result<Vec<d
     let mut nodes: HashMap<NodeId, Option<Node>> = HashMap::new();
     let mut items = Vec::with_capacity(slots.len());
     for slot in slots {
-        if !nodes.contains_key(&slot.node_id) {
-            nodes.insert(slot.node_id, control.store.node_get(slot.node_id).await?);
-        }
-        let node = nodes.get(&slot.node_id).and_then(Option::as_ref);
-        items.push(to_dto(slot, node));
+        let node = match nodes.entry(slot.node_id) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(vacant) => vacant.insert(control.store.node_get(slot.node_id).await?),
+        };
+        items.push(to_dto(slot, node.as_ref()));
     }
     Ok(items)
 }

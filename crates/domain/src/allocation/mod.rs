@@ -20,7 +20,6 @@ mod tenant_messages;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use gpuaas_contract::Digest;
 use gpuaas_contract::event::AllocationRef;
 use gpuaas_contract::guest::{DriverStrategy, ImageSource};
 use gpuaas_contract::id::{AllocationId, CorrelationId, ImageId, NodeId, OrgId, ProjectId, SkuId, SlotId, TaskId};
