@@ -93,7 +93,7 @@ common::on_both_stores! {
         // Whoever may not open a console does not read what was read from it either.
         for (role, expected) in [(PlatformRole::Operator, true), (PlatformRole::Support, false), (PlatformRole::Auditor, false)] {
             let wanted = ApiTokenCreate { name: role.to_string(), role, life_seconds: None };
-            let with_role = server.client_with(Some(&operator.api_token_create(&wanted).await.unwrap().token));
+            let with_role = server.client_with(Some(&operator.api_token_create(&wanted, None).await.unwrap().token));
             assert_eq!(with_role.task(&console.id.to_string()).await.unwrap().id, console.id, "{role}");
             let read = with_role.task_logs(&console.id.to_string(), &TaskLogsQuery::default()).await;
             assert_eq!(read.is_ok(), expected, "{role}: {read:?}");

@@ -58,7 +58,7 @@ async fn a_join_token_for_many_hosts_enrolls_no_more_than_that_also_when_they_co
     let server = TestServer::sqlite().await;
     let client = server.client();
     let wanted = JoinTokenCreate { uses: Some(5), ..JoinTokenCreate::default() };
-    let token = client.join_token_create(&wanted).await.unwrap();
+    let token = client.join_token_create(&wanted, None).await.unwrap();
     assert_eq!((token.join_token.uses, token.join_token.left), (5, 5));
     let hosts: Vec<Host> = (0..12).map(|_| Host::new(&server)).collect();
     let answers = futures::future::join_all(hosts.iter().map(|host| host.enroll(&token.token))).await;
@@ -83,7 +83,7 @@ async fn a_join_token_for_many_hosts_enrolls_no_more_than_that_also_when_they_co
     assert_eq!(events.iter().filter(|row| row.action == "join_token.use").count(), 5);
 
     // Taken back, it enrolls no further host, and those that joined stay.
-    let token = client.join_token_create(&wanted).await.unwrap();
+    let token = client.join_token_create(&wanted, None).await.unwrap();
     let late = late.expect("seven were too many");
     assert!(late.enroll(&token.token).await.status().is_success());
     let revoked = client.join_token_revoke(&token.join_token.id.to_string()).await.unwrap();
