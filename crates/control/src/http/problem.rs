@@ -233,6 +233,7 @@ pub struct Segments<T>(pub T);
 impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for Segments<T> {
     type Rejection = Rejected;
 
+    #[allow(clippy::wildcard_enum_match_arm, reason = "enums of axum that may grow")]
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Rejected> {
         let parsed: Result<Path<T>, PathRejection> = Path::from_request_parts(parts, state).await;
         parsed.map(|Path(value)| Self(value)).map_err(|rejection| match rejection {
