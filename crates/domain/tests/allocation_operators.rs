@@ -62,7 +62,7 @@ fn a_guest_that_operators_stop_is_stopped_for_its_tenant() {
 fn a_tenant_is_told_at_once_that_operators_release_or_clean_up() {
     let mut ledger = Ledger::sliced(&[1]);
     let id = active(&mut ledger, &slice(1));
-    let task = ledger.release_slots(slot_id(1, 0)).expect("an operator may");
+    let task = ledger.release_slots(slot_id(1, 0), true).expect("an operator may");
     let run = &ledger.allocations[&id];
     assert_eq!((acts(&ledger, id), run.due_at), (vec!["release".to_owned()], Some(ledger.now)), "its run is due");
     ledger.advance(id);
