@@ -278,7 +278,7 @@ mod tests {
     use gpuaas_contract::id::CorrelationId;
 
     use super::*;
-    use crate::decision::Actor;
+    use crate::Actor;
 
     fn webhook(kinds: &[&str]) -> Webhook {
         Webhook {

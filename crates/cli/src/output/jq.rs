@@ -3,7 +3,7 @@
 //! The expression runs on a thread of its own, because an evaluation cannot be interrupted: one that takes too long is left behind, and the
 //! program ends with an error. It reads no files and loads no modules.
 
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -48,7 +48,7 @@ pub(super) struct Jq {
 
 #[derive(Debug)]
 struct Worker {
-    documents: Sender<Vec<u8>>,
+    documents: SyncSender<Vec<u8>>,
     results: Receiver<Result<Vec<u8>, Failure>>,
 }
 
@@ -61,8 +61,9 @@ impl std::fmt::Debug for Failure {
 impl Jq {
     /// Compiles an expression. What is wrong with it is known before anything is asked of a server.
     pub(super) fn new(expression: &str) -> Result<Self, CliError> {
-        let (documents, work) = channel::<Vec<u8>>();
-        let (answer, results) = channel();
+        // One document at a time, and one answer more: the one about the expression.
+        let (documents, work) = sync_channel::<Vec<u8>>(1);
+        let (answer, results) = sync_channel(1);
         let expression = expression.to_owned();
         let thread = std::thread::Builder::new().name("jq".to_owned()).stack_size(STACK_BYTES);
         thread
@@ -103,7 +104,7 @@ impl Jq {
 }
 
 /// Compiles the expression, then answers each document until nobody asks.
-fn run(expression: &str, documents: &Receiver<Vec<u8>>, results: &Sender<Result<Vec<u8>, Failure>>) {
+fn run(expression: &str, documents: &Receiver<Vec<u8>>, results: &SyncSender<Result<Vec<u8>, Failure>>) {
     let arena = Arena::default();
     let filter = match compiled(&arena, expression) {
         Ok(filter) => filter,

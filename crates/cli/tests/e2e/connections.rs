@@ -15,8 +15,7 @@ fn tls_server(dir: &TempDir, name: &str, not_before_days: i64) -> (Program, u16,
         let time = now + days * 86_400;
         // rcgen takes dates; the year, month and day of a moment in UTC.
         let text = gpuaas_contract::time::Timestamp(time * 1_000_000).rfc3339();
-        let part = |range: std::ops::Range<usize>| text[range].parse::<u16>().unwrap();
-        rcgen::date_time_ymd(i32::from(part(0..4)), part(5..7) as u8, part(8..10) as u8)
+        rcgen::date_time_ymd(text[0..4].parse().unwrap(), text[5..7].parse().unwrap(), text[8..10].parse().unwrap())
     };
     let mut params = rcgen::CertificateParams::new(vec![name.to_owned()]).unwrap();
     (params.not_before, params.not_after) = (day(not_before_days), day(not_before_days + 30));

@@ -277,7 +277,7 @@ impl Ledger {
         let looks = run.step == AllocationStep::Place && slots.is_empty() && machine.is_none() && run.release_request.is_none();
         let place = looks.then(|| self.place(run));
         let quotas = self.quotas_of(run.project_id, run.organization_id);
-        let guest_answers = task.as_ref().filter(|task| task.state == TaskState::Succeeded).and_then(|_| self.guest_answers);
+        let guest_answers = task.as_ref().filter(|task| task.state == TaskState::Succeeded).and(self.guest_answers);
         StepInputs { node, slots, lease_tasks, machine, task, guest_answers, place, budget: None, quotas }
     }
 
