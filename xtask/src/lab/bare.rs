@@ -137,19 +137,19 @@ rm -rf "$root"/tmp/*
 mount --rbind /dev "$root/dev"
 mount -t sysfs -o ro sysfs "$root/sys"
 cp -L /etc/resolv.conf "$root/etc/resolv.conf"
-grep -q '^user:' "$root/etc/passwd" || chroot "$root" useradd --create-home --shell /bin/sh user
+grep -q '^user:' "$root/etc/passwd" || chroot "$root" useradd --create-home --home-dir /opt/user --shell /bin/sh user
 toolchain=$(basename "$(rustc --print sysroot)")
 export RUSTUP_HOME=/opt/rustup CARGO_HOME=/opt/cargo RUSTUP_TOOLCHAIN=$toolchain
 export PATH="/opt/rustup/toolchains/$toolchain/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # A user writes into folders of their own; crates are only read.
 if [ "$user" = user ]; then
     chown -R user "$root/src"
-    export CARGO_HOME=/home/user/.cargo
-    mkdir -p "$root/home/user/.cargo/registry"
-    mount --bind "$cargo/registry" "$root/home/user/.cargo/registry"
-    chown user "$root/home/user/.cargo"
+    export CARGO_HOME=/opt/user/.cargo
+    mkdir -p "$root/opt/user/.cargo/registry"
+    mount --bind "$cargo/registry" "$root/opt/user/.cargo/registry"
+    chown user "$root/opt/user/.cargo"
     # A user of a machine that cannot be changed has no apt.
-    exec chroot --userspec=user:user "$root" env HOME=/home/user sh -c "cd /src && $script"
+    exec chroot --userspec=user:user "$root" env HOME=/opt/user sh -c "cd /src && $script"
 fi
 exec chroot "$root" env HOME=/root sh -c "cd /src && $script"
 "#;

@@ -89,7 +89,7 @@ impl Lab {
         Some(Self { keeper, folder, machine, drive, name })
     }
 
-    /// Whether the loop device passes on the wish for zeroes. On a tmpfs it does not.
+    /// Whether the loop device passes on the request for zeroes. On a tmpfs it does not.
     fn writes_zeroes(&self) -> bool {
         let limit = Path::new("/sys/block").join(&self.name).join("queue/write_zeroes_max_bytes");
         crate::sysfs::number::<u64>(limit).is_some_and(|bytes| bytes > 0)
