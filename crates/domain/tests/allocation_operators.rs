@@ -17,7 +17,7 @@ use acts::{active, blocked, end, nothing_is_left, settle};
 use gpuaas_contract::event::EventKind;
 use gpuaas_contract::id::AllocationId;
 use gpuaas_contract::task::slice_vm_power::PowerAction;
-use gpuaas_domain::allocation::{AllocationState, AllocationStep};
+use gpuaas_domain::allocation::{AllocationState, AllocationStep, GuestState};
 use gpuaas_domain::node::Operation;
 use hosts::End;
 use ledger::Ledger;
@@ -44,6 +44,7 @@ fn a_guest_that_operators_stop_is_stopped_for_its_tenant() {
         let task = ledger.power_slots(slot_id(1, 0), action).expect("an operator may");
         let run = &ledger.allocations[&id];
         assert_eq!((run.step, run.task_id, run.pending_power_action), (AllocationStep::AwaitPower, Some(task), Some(action)));
+        assert_eq!(run.guest == Some(GuestState::Booting), action != PowerAction::Stop, "{action}: {:?}", run.guest);
         assert_eq!(code(ledger.power_slots(slot_id(1, 0), PowerAction::Reboot)), "allocation_busy", "one after the other");
         ledger.end(task, End::Succeeded);
         assert_eq!(settle(&mut ledger, id), after);

@@ -331,10 +331,7 @@ impl Run<'_> {
             Ok((task_id, decision)) => {
                 let next = Allocation {
                     step: AllocationStep::AwaitPower,
-                    guest: match action {
-                        PowerAction::Stop => self.now.guest,
-                        PowerAction::Start | PowerAction::Reboot => Some(GuestState::Booting),
-                    },
+                    guest: self.now.guest_during(action),
                     task_id: Some(task_id),
                     due_at: Some(self.context.now.plus(SLOW_POLL)),
                     ..self.now.clone()

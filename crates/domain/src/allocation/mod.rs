@@ -203,6 +203,14 @@ impl Allocation {
         }
     }
 
+    /// What is known of its guest while a host does this to it.
+    fn guest_during(&self, action: PowerAction) -> Option<GuestState> {
+        match action {
+            PowerAction::Stop => self.guest,
+            PowerAction::Start | PowerAction::Reboot => Some(GuestState::Booting),
+        }
+    }
+
     /// Whether its tenant is still to get something out of it: it is not over and nobody wants it back.
     pub fn is_wanted(&self) -> bool {
         self.release_request.is_none() && !self.state.is_terminal() && self.state != AllocationState::ReleaseBlocked

@@ -50,6 +50,7 @@ pub fn operators_power(
         step: AllocationStep::AwaitPower,
         task_id: Some(task_id),
         pending_power_action: Some(action),
+        guest: allocation.guest_during(action),
         due_at: Some(context.now.plus(SLOW_POLL)),
         correlation_id: context.correlation_id.clone(),
         ..allocation.clone()
