@@ -67,7 +67,7 @@ pub(crate) async fn furnish(client: &Client, hosts: &[&str], data_dir: &Path) ->
         None => {
             let create = OrganizationCreate {
                 name: ORGANIZATION.to_owned(),
-                description: "Made by gpuaas dev".to_owned(),
+                description: "Created by gpuaas dev".to_owned(),
                 ..OrganizationCreate::default()
             };
             client.organization_create(&create, None).await?
@@ -75,7 +75,7 @@ pub(crate) async fn furnish(client: &Client, hosts: &[&str], data_dir: &Path) ->
     };
     let create = ProjectCreate {
         name: PROJECT.to_owned(),
-        description: "Made by gpuaas dev".to_owned(),
+        description: "Created by gpuaas dev".to_owned(),
         limits: Limits::default(),
         owner_email: None,
     };

@@ -81,7 +81,14 @@ pub(super) async fn run(session: &CommandContext, command: AuditCommand) -> Resu
                 let page = client.audit(&AuditQuery { after, limit: Some(limit), target: target.clone(), newest }).await?;
                 // The server has one page of the newest rows and no cursor to older ones; `audit export` has them all.
                 let more = page.items.len() == limit as usize && page.items.iter().all(|row| args.includes(row.at));
-                Ok(Collected { items: page.items, more })
+                let mut items = page.items;
+                items.retain(|row| args.includes(row.at));
+                // The newest rows are at the end of the page.
+                let kept = session.limit_or(ROWS_SHOWN);
+                if newest.is_some() && items.len() > kept {
+                    items.drain(..items.len() - kept);
+                }
+                Ok(Collected { items, more })
             };
             list.run(session, args, fetch).await
         }

@@ -30,7 +30,7 @@ def @tsv: [.[] | if . == null then "" else tostring | split("\\") | join("\\\\")
 "#;
 
 /// Why a document has no result.
-enum Failure {
+enum JqError {
     /// The expression cannot be read.
     Expression(String),
     /// It does not fit the document.
@@ -49,12 +49,12 @@ pub(super) struct Jq {
 #[derive(Debug)]
 struct Worker {
     documents: SyncSender<Vec<u8>>,
-    results: Receiver<Result<Vec<u8>, Failure>>,
+    results: Receiver<Result<Vec<u8>, JqError>>,
 }
 
-impl std::fmt::Debug for Failure {
+impl std::fmt::Debug for JqError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Failure")
+        f.write_str("JqError")
     }
 }
 
@@ -86,11 +86,11 @@ impl Jq {
         let received = self.worker.lock().unwrap_or_else(PoisonError::into_inner).results.recv_timeout(self.timeout);
         match received {
             Ok(Ok(bytes)) => Ok(bytes),
-            Ok(Err(Failure::Expression(message))) => Err(CliError::usage("jq_invalid", format!("--jq: {message}"))
+            Ok(Err(JqError::Expression(message))) => Err(CliError::usage("jq_invalid", format!("--jq: {message}"))
                 .hint("expressions are those of jq, such as '.[] | select(.state == \"active\") | .name'")),
-            Ok(Err(Failure::Evaluation(message))) => Err(CliError::usage("jq_failed", format!("--jq: {message}"))
+            Ok(Err(JqError::Evaluation(message))) => Err(CliError::usage("jq_failed", format!("--jq: {message}"))
                 .hint("`-o json` without --jq prints the document that the expression gets")),
-            Ok(Err(Failure::TooLarge)) => {
+            Ok(Err(JqError::TooLarge)) => {
                 let message = format!("--jq: the result is larger than {} MiB", MAX_OUTPUT / (1024 * 1024));
                 Err(CliError::usage("jq_too_large", message).hint("select less, or bound it with limit(N; EXPR)"))
             }
@@ -104,11 +104,11 @@ impl Jq {
 }
 
 /// Compiles the expression, then answers each document until nobody asks.
-fn run(expression: &str, documents: &Receiver<Vec<u8>>, results: &SyncSender<Result<Vec<u8>, Failure>>) {
+fn run(expression: &str, documents: &Receiver<Vec<u8>>, results: &SyncSender<Result<Vec<u8>, JqError>>) {
     let arena = Arena::default();
     let filter = match compiled(&arena, expression) {
         Ok(filter) => filter,
-        Err(message) => return drop(results.send(Err(Failure::Expression(message)))),
+        Err(message) => return drop(results.send(Err(JqError::Expression(message)))),
     };
     let mut answer = Ok(Vec::new());
     loop {
@@ -131,8 +131,8 @@ fn compiled(arena: &Arena, expression: &str) -> Result<Filter, String> {
     Compiler::default().with_funs(funs).compile(modules).map_err(|errors| undefined(&errors))
 }
 
-fn evaluated(filter: &Filter, document: &[u8]) -> Result<Vec<u8>, Failure> {
-    let document = read::parse_single(document).map_err(|error| Failure::Evaluation(format!("no JSON document: {error}")))?;
+fn evaluated(filter: &Filter, document: &[u8]) -> Result<Vec<u8>, JqError> {
+    let document = read::parse_single(document).map_err(|error| JqError::Evaluation(format!("no JSON document: {error}")))?;
     let context = Ctx::<data::JustLut<Val>>::new(&filter.lut, Vars::new([]));
     let mut output = Vec::new();
     for value in filter.id.run((context, document)) {
@@ -140,7 +140,7 @@ fn evaluated(filter: &Filter, document: &[u8]) -> Result<Vec<u8>, Failure> {
             Ok(value) => value,
             // Anything but an error is `halt`: the end.
             Err(exception) => match exception.get_err() {
-                Ok(error) => return Err(Failure::Evaluation(error.to_string())),
+                Ok(error) => return Err(JqError::Evaluation(error.to_string())),
                 Err(_) => break,
             },
         };
@@ -148,12 +148,12 @@ fn evaluated(filter: &Filter, document: &[u8]) -> Result<Vec<u8>, Failure> {
             Val::TStr(text) | Val::BStr(text) => output.extend_from_slice(text),
             Val::Null | Val::Bool(_) | Val::Num(_) | Val::Arr(_) | Val::Obj(_) => {
                 write::write(&mut output, &write::Pp::default(), 0, &value)
-                    .map_err(|error| Failure::Evaluation(error.to_string()))?;
+                    .map_err(|error| JqError::Evaluation(error.to_string()))?;
             }
         }
         output.push(b'\n');
         if output.len() > MAX_OUTPUT {
-            return Err(Failure::TooLarge);
+            return Err(JqError::TooLarge);
         }
     }
     Ok(output)
@@ -226,7 +226,7 @@ mod tests {
 
     #[test]
     fn a_bad_expression_is_refused_with_its_place() {
-        for (expression, said) in [
+        for (expression, expected) in [
             (".[", "end of the expression"),
             (".a | ", "end of the expression"),
             (".a }", "character 4"),
@@ -236,7 +236,7 @@ mod tests {
         ] {
             let error = Jq::new(expression).expect_err(expression);
             assert!(error.code == "jq_invalid" && error.exit == Exit::Usage, "{error:?}");
-            assert!(error.message.contains(said), "{expression}: {}", error.message);
+            assert!(error.message.contains(expected), "{expression}: {}", error.message);
         }
     }
 

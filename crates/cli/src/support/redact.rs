@@ -75,12 +75,12 @@ pub(super) fn metrics(page: &str) -> String {
 /// One line of a server's log: its time, level and origin, its message, and the fields of the list.
 pub(super) fn log_line(line: &str) -> String {
     if let Ok(Value::Object(mut fields)) = serde_json::from_str::<Value>(line) {
-        let said = fields.remove("fields").unwrap_or_default();
+        let values = fields.remove("fields").unwrap_or_default();
         let mut kept = serde_json::Map::new();
         for name in ["timestamp", "level", "target"] {
             kept.insert(name.to_owned(), fields.remove(name).unwrap_or_default());
         }
-        kept.insert("fields".to_owned(), document(said));
+        kept.insert("fields".to_owned(), document(values));
         return Value::Object(kept).to_string();
     }
     // `TIME LEVEL span{field=value}: target: message field=value field="some value"`.

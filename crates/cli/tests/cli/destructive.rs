@@ -21,6 +21,7 @@ const DESTRUCTIVE: &[&[&str]] = &[
     &["ssh-key", "delete", "laptop"],
     &["token", "revoke", "dashboards"],
     &["user", "deactivate", "ada@example.com"],
+    &["user", "delete", "ada@example.com"],
     &["webhook", "delete", "whk_1"],
 ];
 

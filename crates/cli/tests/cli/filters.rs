@@ -2,7 +2,7 @@
 
 use axum::routing::get;
 use axum::{Json, Router};
-use gpuaas_api::dto::{Node, Page, Task};
+use gpuaas_api::dto::{AuditRow, Node, Page, Task};
 use gpuaas_api::routes;
 use gpuaas_contract::id::TaskId;
 use gpuaas_contract::time::Timestamp;
@@ -33,10 +33,10 @@ async fn jq_filters_lists_documents_streams_and_raw_answers() {
 
 #[tokio::test]
 async fn a_jq_expression_that_cannot_be_used_is_2_before_anything_is_asked() {
-    for (expression, said) in [(".[", "end of the expression"), ("names", "no filter `names`")] {
+    for (expression, expected) in [(".[", "end of the expression"), ("names", "no filter `names`")] {
         let ran = gpuaas(&["node", "ls", "--jq", expression, "--url", "http://127.0.0.1:1"]).await;
         assert_eq!((ran.code, ran.stdout.as_str()), (2, ""), "{ran:?}");
-        assert!(ran.stderr.starts_with("error: --jq: ") && ran.stderr.contains(said), "{ran:?}");
+        assert!(ran.stderr.starts_with("error: --jq: ") && ran.stderr.contains(expected), "{ran:?}");
     }
     let url = serve(nodes()).await;
     let ran = run(&url, &["node", "ls", "-o", "json", "--jq", ".name"]).await;
@@ -72,6 +72,25 @@ async fn since_leaves_out_what_is_older() {
     assert_eq!((ran.code, ran.stdout.as_str()), (0, "3\n"), "{ran:?}");
     let ran = run(&url, &["node", "ls", "--since", "yesterday"]).await;
     assert!(ran.code == 2 && ran.stderr.contains("2h or 3d"), "{ran:?}");
+}
+
+#[tokio::test]
+async fn recent_audit_rows_are_the_newest_ones() {
+    let row = |seq: u64| AuditRow {
+        seq,
+        at: Timestamp::now(),
+        actor: "system".to_owned(),
+        action: "x".to_owned(),
+        target: "t".to_owned(),
+        correlation_id: "c".to_owned(),
+        body: "{}".to_owned(),
+        prev_hash: String::new(),
+        hash: String::new(),
+    };
+    let list = move || async move { Json(Page::whole((1..=5).map(row).collect())) };
+    let url = serve(Router::new().route(routes::AUDIT, get(list))).await;
+    let ran = run(&url, &["audit", "ls", "--since", "1h", "--limit", "2", "--jq", "map(.seq)"]).await;
+    assert_eq!((ran.code, ran.stdout.as_str()), (0, "[4,5]\n"), "{ran:?}");
 }
 
 #[tokio::test]

@@ -62,8 +62,8 @@ fn a_bundle_shows_the_cluster_and_no_secret() {
     );
 
     let log = cluster.dir.join("server.log");
-    let said = format!("{} token={}\n{}", "2027-01-01T00:00:00Z INFO gpuaas: hello", secrets[0], cluster.server_log());
-    std::fs::write(&log, said).unwrap();
+    let written_log = format!("{} token={}\n{}", "2027-01-01T00:00:00Z INFO gpuaas: hello", secrets[0], cluster.server_log());
+    std::fs::write(&log, written_log).unwrap();
     let path = cluster.dir.join("bundle.tar.gz");
     let arguments = ["support-bundle", "--file", path.to_str().unwrap(), "--server-log", log.to_str().unwrap()];
     let written = cluster.json(&arguments);
