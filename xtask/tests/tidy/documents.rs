@@ -62,6 +62,37 @@ fn files_named_in_documents_exist() {
     expect_none(&broken, "The file was moved or never written; correct the name. (Use <placeholders> in patterns.)");
 }
 
+/// Every line of the threat model names the code that enforces it and the test that shows it.
+#[test]
+fn the_threat_model_names_code_and_tests_that_exist() {
+    let page = FILES.iter().find(|file| file.path == "docs/threat-model.md").expect("the threat model");
+    let tests: Vec<&str> = FILES
+        .iter()
+        .filter(|file| file.is_rust())
+        .flat_map(|file| file.text.match_indices("fn ").filter_map(|(at, word)| file.text[at + word.len()..].split('(').next()))
+        .collect();
+    let (mut broken, mut named) = (vec![], 0);
+    for (number, line) in page.lines().filter(|(_, line)| line.starts_with('|')) {
+        for name in line.split('`').skip(1).step_by(2) {
+            let of_a_crate = name.split_once('/').is_some_and(|(first, _)| exists(&format!("crates/{first}")));
+            named += usize::from(of_a_crate);
+            if of_a_crate && !exists(&format!("crates/{name}")) {
+                broken.push(format!("{}:{number}: {name}", page.path));
+            }
+        }
+        for sentence in line.split('*').skip(1).step_by(2) {
+            named += 1;
+            let words = sentence.split('…').map(str::trim).filter(|part| !part.is_empty());
+            let parts: Vec<String> = words.map(|part| part.to_lowercase().replace([' ', '-'], "_").replace(',', "")).collect();
+            if !tests.iter().any(|test| parts.iter().all(|part| test.contains(part.as_str()))) {
+                broken.push(format!("{}:{number}: no test is called *{sentence}*", page.path));
+            }
+        }
+    }
+    assert!(named > 50, "the page is written in another way; this test must learn it");
+    expect_none(&broken, "A promise without code or without a test is none: correct the name, or the promise.");
+}
+
 /// Returns the targets of `[text](target)` in one line.
 fn link_targets(line: &str) -> Vec<&str> {
     line.match_indices("](")
