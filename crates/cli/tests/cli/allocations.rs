@@ -272,7 +272,7 @@ async fn lists_have_prices_and_ends_and_leave_out_what_is_over() {
     let wide = run(&url, &["alloc", "ls", "--all-projects"]).await;
     assert!(wide.stdout.contains("NODE") && wide.stdout.contains("rack-1"), "{wide:?}");
     let none = run(&url, &["alloc", "ls", "--name", "other"]).await;
-    assert!(none.stdout.is_empty() && none.stderr.contains("no such allocations"), "{none:?}");
+    assert!(none.stdout.is_empty() && none.stderr.contains("no allocation matches"), "{none:?}");
 }
 
 #[tokio::test]
