@@ -59,7 +59,10 @@ fn a_host_whose_owner_denies_guests_has_no_capacity_until_the_policy_changes() {
         );
         assert_eq!(cluster.json(&["node", "topology", "show", &node])["host_policy_denies"], denied);
         let create = ["alloc", "create", "trainer", "--sku", "h100-2x", "--image", "ubuntu", "--ssh-key", &key, "-o", "json"];
-        assert_eq!(cluster.cli(&[&create[..], &["--dry-run"]].concat()).json()["fits"], false);
+        // What does not fit is an answer, and an exit code of its own.
+        let plan = cluster.cli(&[&create[..], &["--dry-run"]].concat());
+        let document: serde_json::Value = serde_json::from_str(&plan.stdout).unwrap();
+        assert_eq!((plan.code, &document["fits"]), (4, &serde_json::json!(false)), "{plan:?}");
         let refused = cluster.cli(&create);
         assert!(refused.stderr.contains("no_capacity") || refused.stdout.contains("no_capacity"), "{refused:?}");
     };
