@@ -218,11 +218,12 @@ impl Cluster {
     }
 }
 
-/// Returns the folder with the programs. They are built like for the tests, so that nothing is compiled twice.
+/// Returns the folder with the programs. They are built with the targets and features of the tests: without the tests' own dependencies
+/// many crates have other features, and would be compiled a second time after `cargo xtask test`.
 pub(super) fn programs(build: bool) -> Result<PathBuf, String> {
     if build {
         let features = crate::test::features(&cargo::test_features()?);
-        let mut arguments = vec!["build", "--quiet", "--workspace", "--exclude", "xtask"];
+        let mut arguments = vec!["build", "--quiet", "--workspace", "--all-targets"];
         arguments.extend(features.iter().map(String::as_str));
         if !cargo::run(&arguments)? {
             return Err("the programs do not build".to_owned());

@@ -202,10 +202,10 @@ pub(super) fn run() -> Result<bool, String> {
     Ok(status == Some(0))
 }
 
-/// Builds the agent like the tests do: nothing is compiled twice, and no other program is replaced while tests run.
+/// Builds the agent with the targets and features of the tests: after `cargo xtask test` nothing is compiled again.
 fn build_agent() -> Result<PathBuf, String> {
     let features = crate::test::features(&cargo::test_features()?);
-    let mut arguments = vec!["build", "--quiet", "--workspace", "--bin", "gpuaas-agent"];
+    let mut arguments = vec!["build", "--quiet", "--workspace", "--all-targets"];
     arguments.extend(features.iter().map(String::as_str));
     if !cargo::run(&arguments)? {
         return Err("the agent does not build".to_owned());
