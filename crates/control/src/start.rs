@@ -179,6 +179,8 @@ async fn start_roles(config: ServerConfig) -> Result<Server, StartError> {
     let keys_dir = config.data_dir.join("keys");
     // Keys are made before the first row of the audit log, and never again.
     if !pki::KeyRing::exists(&keys_dir) && store.audit_head().await?.seq > 0 {
+        // The file of the database is free again at once for a start with the keys.
+        store.close().await;
         return Err(StartError::KeysMissing(keys_dir));
     }
     let metrics = metrics::Metrics::new();

@@ -114,7 +114,9 @@ mod tests {
             match value {
                 Value::Object(fields) => {
                     found.extend(fields.get("$ref").and_then(Value::as_str).map(str::to_owned));
-                    fields.values().for_each(|value| references(value, found));
+                    // What is in an example is data: the schemas of tasks have references of their own.
+                    let described = fields.iter().filter(|(name, _)| !["example", "examples"].contains(&name.as_str()));
+                    described.for_each(|(_, value)| references(value, found));
                 }
                 Value::Array(items) => items.iter().for_each(|item| references(item, found)),
                 Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
