@@ -128,7 +128,7 @@ struct Run<'a> {
 
 impl Run<'_> {
     fn place(&self) -> Advance {
-        // A place was leased before and the commit that record_command so came to nothing else: never two places for one allocation.
+        // A place was leased before, and the run has not advanced since: never two places for one allocation.
         if self.inputs.is_held() {
             return self.begin_release(self.now.clone());
         }
@@ -176,7 +176,7 @@ impl Run<'_> {
     fn no_place(&self, no_fit: &NoFit) -> Advance {
         let lines = no_fit.for_operators().join("; ");
         let last_error = match self.now.last_error.as_ref().filter(|_| self.now.attempts > 0) {
-            // What a host record_command is why it is not there yet; that there is no other host only says why it stays so.
+            // The error of a host is why it is not there yet; that there is no other host only says why it stays so.
             Some(earlier) => {
                 self.last_error(&earlier.code, &earlier.reason, &format!("{}; no other place: {lines}", earlier.detail))
             }

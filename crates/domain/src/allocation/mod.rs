@@ -111,7 +111,7 @@ pub struct LastError {
     pub code: String,
     /// For the tenant: says nothing about hosts and other tenants.
     pub reason: String,
-    /// For operators: which task of which node record_command what.
+    /// For operators: which task of which node reported what.
     pub detail: String,
     /// When.
     pub at: Timestamp,

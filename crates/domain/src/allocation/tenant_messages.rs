@@ -20,7 +20,7 @@ fn of_code(code: &str) -> Option<&'static str> {
         }
         "image_too_large" => "the image is larger than the drive; choose a smaller one",
         "image_mislabeled" | "image_damaged" | "image_encrypted" | "image_refers_to_file" | "image_unsupported" => {
-            "the image is not what it is record_command to be; hosts take whole, plain qcow2 or raw images"
+            "the image is not in the format that it is registered with; hosts take whole, plain qcow2 or raw images"
         }
         "guest_not_ready" | "readiness_timeout" => {
             "the machine did not come up in time; look at its console and at what its image does at the first boot"
