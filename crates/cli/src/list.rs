@@ -209,7 +209,7 @@ fn listen(
         while let Some(event) = events.next().await {
             match event {
                 Ok(HeardEvent::Event(_) | HeardEvent::Reconnecting) => changed.notify_one(),
-                // Whoever may see the list need not be allowed to read events. Any other trouble shows when the list is fetched.
+                // Whoever may see the list need not be allowed to read events. Any other error shows when the list is fetched.
                 Err(_) => break,
             }
         }

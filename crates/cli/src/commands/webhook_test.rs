@@ -27,7 +27,7 @@ pub(super) async fn run(session: &CommandContext, webhook: &str, timeout: Durati
         let query = DeliveryListQuery { limit: Some(NEWEST), ..DeliveryListQuery::default() };
         let newest = client.webhook_deliveries(webhook, &query).await?.items;
         seen = newest.into_iter().find(|delivery| delivery.event_id == test.event_id).or(seen);
-        // One attempt says what is to be known; the server goes on with the others by itself.
+        // One attempt is enough to show the result; the server makes the others by itself.
         if seen.as_ref().is_some_and(|delivery| !delivery.last.is_empty()) {
             break;
         }

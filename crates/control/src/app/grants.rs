@@ -31,7 +31,7 @@ pub(super) async fn key(
     Ok((limits, parent))
 }
 
-/// The limits of a new key of this service account, and the key it is made with. It may nothing that the caller may not.
+/// The limits of a new key of this service account, and the key it is made with. It has no permission that the caller lacks.
 pub(super) async fn key_of_account(
     control: &Control,
     caller: &Caller,

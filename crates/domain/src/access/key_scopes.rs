@@ -30,7 +30,7 @@ enum Pattern {
 /// Patterns that are none.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadKeyScopes {
-    /// A key that may nothing is a mistake.
+    /// A key without any permission is a mistake.
     #[error("name at least one scope, or leave the scopes out for a key without such a limit")]
     None,
     /// Too many.

@@ -253,7 +253,7 @@ pub fn delete_project(
     Ok((next, decision.record(context, project.id, event)))
 }
 
-/// A new service account. It may nothing until it is made a member.
+/// Creates a service account. It has no permissions until it is made a member.
 pub fn create_service_account(
     id: ServiceAccountId,
     project: &Project,

@@ -1,4 +1,5 @@
-//! People, as the issuers of their tokens name them. A user is made at the first sign-in and may nothing until somebody invites them.
+//! People, as the issuers of their tokens name them. A user is created at the first sign-in and has no permissions until somebody
+//! invites them.
 
 use gpuaas_contract::event::{Event, UserChanged, UserCreated, UserDeleted, UserEvent, UserSignInFailed};
 use gpuaas_contract::id::UserId;

@@ -125,7 +125,7 @@ async fn a_start_waits_until_the_guest_answers_and_says_if_it_does_not() {
     let output = silent.output.unwrap_or_else(|| panic!("{} {}", silent.code, silent.message));
     assert_eq!((&output["running"], &output["answers"]), (&true.into(), &false.into()), "it runs, and nobody can sign in");
 
-    // An agent that is restarted while it waits goes on waiting, and does not boot the guest again.
+    // An agent that is restarted while it waits continues to wait, and does not boot the guest again.
     let task = within(PowerAction::Reboot, 3600);
     let asks = |rig: &Rig| rig.life.sim.calls().iter().filter(|call| call.operation == Operation::GuestAsk).count();
     let before = asks(&rig);
