@@ -1,5 +1,5 @@
-//! `allocation.deprovision_user`: ends the user of the tenant who leased the whole host, and succeeds only if nothing of it is left. What is
-//! already gone is released, too.
+//! `allocation.deprovision_user`: removes the system user of the tenant who leased the whole host. Succeeds only if nothing of that user
+//! is left on the host; a user that is already gone is released as well.
 
 use gpuaas_contract::task::allocation_deprovision_user::{Output, Params};
 use gpuaas_contract::time::Timestamp;
@@ -25,7 +25,8 @@ pub(super) async fn run(params: &Params, context: &Context) -> Result<Output, Ta
     })
 }
 
-/// Nobody else may have the machine while it is cleaned. Returns the lease, and whether there was anything to end.
+/// Takes or keeps the machine lease, so that nobody else gets the machine during cleanup. Returns the lease and whether there is anything
+/// to remove.
 async fn hold(params: &Params, context: &Context) -> Result<(MachineLease, bool), HostError> {
     let (host, holder) = (&context.host, params.holder());
     let user = host.user_find(&params.username).await?;
@@ -58,7 +59,7 @@ async fn hold(params: &Params, context: &Context) -> Result<(MachineLease, bool)
     Ok((lease, existed))
 }
 
-/// Without a lease: whose the user is, and which number it has or had.
+/// Fills in the user's allocation and uid when there is no lease: from the user itself, or from the fence if the user is gone.
 async fn remember(
     params: &Params,
     context: &Context,

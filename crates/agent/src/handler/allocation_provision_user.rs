@@ -1,8 +1,8 @@
-//! `allocation.provision_user`: a user for the tenant who leases the whole host.
+//! `allocation.provision_user`: creates a system user for the tenant who leases the whole host.
 //!
-//! Every step can be run again: after a restart of the agent the task goes on by running them all, and each finds what it did before. If it
-//! fails, the user that it made is ended by the same way as on release (`tenant.rs`). A user that an earlier task of the allocation made
-//! stays: then only the keys were to be replaced, and they are either the old or the new ones.
+//! Every step is idempotent: after a restart of the agent the task resumes by running all of them, and each step finds what it did before.
+//! If the task fails, the user that it created is removed in the same way as on release (`tenant.rs`). A user that an earlier task of the
+//! allocation created stays: in that case only the SSH keys are being replaced, and the user has either the old or the new ones.
 
 use gpuaas_contract::receipt::Outcome;
 use gpuaas_contract::task::allocation_provision_user::{Output, Params};
@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use super::{Context, TaskFailure};
 use crate::tenant::{Departure, NOT_GONE, Steps, check_name, told};
 
-/// Starts of one task before it is given up: a crash that repeats is no accident.
+/// How often one task is started before the agent gives up: a crash that repeats is not a coincidence.
 const MAX_ATTEMPTS: u32 = 3;
 
 pub(super) async fn run(params: &Params, context: &Context) -> Result<Output, TaskFailure> {
@@ -25,7 +25,7 @@ pub(super) async fn run(params: &Params, context: &Context) -> Result<Output, Ta
     }
 }
 
-/// After a restart of the agent: goes on if there is time and nobody has changed their mind, and undoes it otherwise.
+/// After a restart of the agent: resumes the task if it is still allowed, within its deadline and not crash-looping. Undoes it otherwise.
 pub(super) async fn recover(params: &Params, context: &Context) -> Result<Output, TaskFailure> {
     let reason = if !context.still_allowed {
         Some(("policy_denied", "the host policy does not allow this task any more"))
@@ -59,7 +59,7 @@ async fn make(params: &Params, context: &Context) -> Result<Output, TaskFailure>
     Ok(Output { username: params.username.clone(), uid, home: user.home, keys, created })
 }
 
-/// Takes the machine for the user, if the name is free or the user is the allocation's own.
+/// Takes the machine lease for the user, if the name is free or the existing user belongs to this allocation.
 async fn hold(params: &Params, context: &Context) -> Result<MachineLease, HostError> {
     let (host, name) = (&context.host, &params.username);
     let user = host.user_find(name).await?;
@@ -71,7 +71,7 @@ async fn hold(params: &Params, context: &Context) -> Result<MachineLease, HostEr
             let message = format!("there is a user {name} already, with number {}; choose another name", user.uid);
             return Err(HostError::new("user_exists", message));
         }
-        // What is there of the name was made under this lease.
+        // Any traces of the name were left under this lease.
         None if held => {}
         None => {
             let traces = Traces { name: name.clone(), uid: None };
@@ -100,7 +100,7 @@ async fn hold(params: &Params, context: &Context) -> Result<MachineLease, HostEr
     Ok(lease)
 }
 
-/// The user's number: chosen once, and written down before anything is made with it.
+/// Chooses the uid once, and records it in the lease before anything is created with it.
 async fn number(steps: &Steps<'_>, lease: MachineLease) -> Result<MachineLease, HostError> {
     if lease.uid.is_some() {
         return Ok(lease);
@@ -112,7 +112,7 @@ async fn number(steps: &Steps<'_>, lease: MachineLease) -> Result<MachineLease, 
     Ok(lease)
 }
 
-/// Ends the user that this task made, and adds what is left to why it failed.
+/// Removes the user that this task created, and adds whatever could not be removed to the reason of the failure.
 async fn undo(params: &Params, context: &Context, why: TaskFailure) -> TaskFailure {
     let host = &context.host;
     let not_undone = |left: String| {
@@ -123,7 +123,7 @@ async fn undo(params: &Params, context: &Context, why: TaskFailure) -> TaskFailu
     let lease = match host.machine_lease().await {
         Ok(Some(lease)) => lease,
         Ok(None) => return why,
-        // It may be this task's.
+        // The lease may be this task's.
         Err(error) => return not_undone(error.message),
     };
     let made_here = lease.holder() == params.holder() && lease.task_id == context.task_id && !lease.adopted;
@@ -131,7 +131,7 @@ async fn undo(params: &Params, context: &Context, why: TaskFailure) -> TaskFailu
         return why;
     }
     tracing::warn!(code = why.code, message = why.message, "making a user did not succeed; undoing it");
-    // Whoever stopped the task wants it undone.
+    // A fresh token: stopping a task means undoing it, so the undo itself must not stop.
     let departure = Departure { host, phases: &context.phases, stop: &CancellationToken::new(), lease };
     match departure.run().await {
         Ok(_) => why,

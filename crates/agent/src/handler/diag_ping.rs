@@ -1,4 +1,4 @@
-//! `diag.ping`: leaves one line in the host's ping log. That it is exactly one per task is the journal's doing.
+//! `diag.ping`: leaves one line in the host's ping log. The journal guarantees that it is exactly one line per task.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ pub(super) async fn run(params: &Params, context: &Context) -> Result<Output, Ta
     leave_mark(params, context, false).await
 }
 
-/// After a restart: the mark is there, or it is made now if there is still time.
+/// After a restart of the agent: the line is already in the log, or it is written now if the deadline has not passed.
 pub(super) async fn recover(params: &Params, context: &Context) -> Result<Output, TaskFailure> {
     let task_id = context.task_id;
     let done = on_host(context, move |host| host.ping_done(task_id)).await?;

@@ -1,7 +1,7 @@
-//! Handlers: one file per kind of task, and nothing that is not in the catalog.
+//! Handlers: one file per kind of task in the catalog.
 //!
-//! `run` does the work; `recover` is called after a restart for a task that had started, and either brings it to its end
-//! or says that it was interrupted. Both get only what they need: the host, the log, progress and a way to be stopped.
+//! `run` does the work; `recover` is called after a restart for a task that had started, and either completes it or reports that it was
+//! interrupted. Both get only what they need: the host, the log, progress and a cancellation token.
 
 mod allocation_deprovision_user;
 mod allocation_provision_user;
@@ -34,41 +34,39 @@ use crate::journal::{Journal, Record};
 use crate::policy::SliceRules;
 use crate::spool::Spool;
 
-/// What a handler may use.
+/// Everything a handler may use.
 pub(crate) struct Context {
     pub(crate) task_id: TaskId,
     pub(crate) host: Host,
-    /// Fired when the task is cancelled or out of time: stop before the next effect.
+    /// Cancelled when the task is cancelled or out of time: the handler stops before its next side effect.
     pub(crate) stop: CancellationToken,
     pub(crate) deadline: Timestamp,
     pub(crate) log: Log,
     pub(crate) phases: Phases,
-    /// The host's owner still allows this kind of task. Matters to `recover`: what was started before may not act now.
+    /// Whether the host policy still allows this kind of task. `recover` needs it: the policy may have changed since the task started.
     pub(crate) still_allowed: bool,
-    /// Which start of the task this is.
+    /// How many times the task has been started, including this time.
     pub(crate) attempt: u32,
-    /// Which boot of the host.
+    /// Identifies the current boot of the host.
     pub(crate) boot_id: String,
-    /// What the host's owner lets guests have.
+    /// The `[slices]` section of the host policy.
     pub(crate) rules: SliceRules,
-    /// The guests of this host, whoever works on them.
+    /// Claims on the guests of this host, shared by all tasks that work on them.
     pub(crate) guests: Guests,
 }
 
-/// The task's log.
 pub(crate) struct Log {
     pub(crate) task_id: TaskId,
     pub(crate) spool: Spool,
 }
 
 impl Log {
-    /// Adds a line.
     pub(crate) async fn line(&self, text: String) {
         self.spool.append(self.task_id, "stdout", text).await;
     }
 }
 
-/// Where the task is.
+/// Records and reports which phase the task is in.
 pub(crate) struct Phases {
     pub(crate) task_id: TaskId,
     pub(crate) outbound: mpsc::Sender<from_node::Message>,
@@ -77,22 +75,22 @@ pub(crate) struct Phases {
 }
 
 impl Phases {
-    /// Enters a phase: noted in the journal, told to the control plane if it listens, and timed for the receipt.
+    /// Enters a phase: records it in the journal, reports it to the control plane if connected, and starts its timing for the receipt.
     pub(crate) async fn enter(&self, phase: &'static str, message: &str) {
         tracing::info!(phase, message, "task phase");
         self.timings.lock().unwrap_or_else(PoisonError::into_inner).push((phase.to_owned(), Instant::now()));
         let at = Timestamp::now();
         if let Ok(slot) = self.journal.reserve().await {
-            // Not waited for: a phase is a trail for people and for recovery, not a promise.
+            // Not awaited: the record of a phase helps people and recovery, but nothing relies on it being durable.
             drop(slot.append(Record::Phase { task_id: self.task_id, phase: phase.to_owned(), at }, Vec::new()));
         }
         let progress =
             Progress { task_id: self.task_id.to_string(), phase: phase.to_owned(), message: message.to_owned(), at_us: at.0 };
-        // Nobody may be listening, and the receipt will tell it all.
+        // The link may be down, and the receipt reports all phases anyway.
         let _ = self.outbound.try_send(from_node::Message::Progress(progress));
     }
 
-    /// Says how far the phase is. Only for those who listen; nothing is kept.
+    /// Reports progress within the phase. It is sent to the control plane if connected, and not recorded.
     pub(crate) fn tell(&self, phase: &'static str, message: String) {
         let at_us = Timestamp::now().0;
         let progress = Progress { task_id: self.task_id.to_string(), phase: phase.to_owned(), message, at_us };
@@ -116,7 +114,7 @@ pub(crate) struct TaskFailure {
     pub(crate) outcome: Outcome,
     pub(crate) code: &'static str,
     pub(crate) message: String,
-    /// What is proven to be clean all the same, from tasks that undo what they began.
+    /// What was proven clean despite the failure, by tasks that undo what they began.
     pub(crate) proof: Option<Box<CleanupProof>>,
 }
 
@@ -144,7 +142,7 @@ impl TaskFailure {
         Self { outcome: Outcome::Failed, code, message, proof: None }
     }
 
-    /// The handler noticed that it was told to stop.
+    /// The handler stopped because its `stop` token was cancelled.
     pub(crate) fn stopped() -> Self {
         Self { outcome: Outcome::Cancelled, code: "cancelled", message: String::new(), proof: None }
     }
@@ -154,7 +152,7 @@ impl TaskFailure {
     }
 }
 
-/// Does the work.
+/// Runs a task for the first time.
 pub(crate) async fn run(task: Task, context: &Context) -> Result<Success, TaskFailure> {
     let output = match task {
         Task::DiagPing(params) => diag_ping::run(&params, context).await.map(Output::DiagPing)?,
@@ -177,29 +175,29 @@ pub(crate) async fn run(task: Task, context: &Context) -> Result<Success, TaskFa
     Ok(output.into())
 }
 
-/// Brings a task to its end that had started before the agent was restarted.
+/// Completes a task that had started before the agent was restarted.
 pub(crate) async fn recover(task: Task, context: &Context) -> Result<Success, TaskFailure> {
     match task {
         Task::DiagPing(params) => Ok(diag_ping::recover(&params, context).await.map(Output::DiagPing)?.into()),
         Task::SliceVmProvision(params) => slice_vm_provision::recover(&params, context).await,
-        // Everything that a release does can be done again, and must be: what it began cannot be left.
+        // Every step of a release is idempotent, and all of them must run again: a half-finished release must not remain.
         Task::SliceVmRelease(params) => slice_vm_release::run(&params, context).await,
         Task::SliceVmPower(params) => Ok(slice_vm_power::recover(&params, context).await.map(Output::SliceVmPower)?.into()),
         Task::AllocationProvisionUser(params) => {
             Ok(allocation_provision_user::recover(&params, context).await.map(Output::AllocationProvisionUser)?.into())
         }
-        // The same holds for the end of a user.
+        // The same holds for removing a user.
         Task::AllocationDeprovisionUser(params) => {
             Ok(allocation_deprovision_user::run(&params, context).await.map(Output::AllocationDeprovisionUser)?.into())
         }
-        // Nothing to clean up, and an old answer would be of no use: the asker decides whether to ask again.
+        // There is nothing to clean up, and a stale result would be useless: the requester decides whether to run the task again.
         Task::DiagHealthProbe(_) | Task::PackageList(_) | Task::SliceTopologyDiscover(_) | Task::SliceConsoleRead(_) => {
             Err(TaskFailure::interrupted("agent_restarted", "the agent was restarted while the task ran; run it again"))
         }
     }
 }
 
-/// Asks a guest to shut down and takes its power away if it does not in time, or if the task is told to hurry. True if it came to that.
+/// Asks a guest to shut down, and powers it off if it does not do so in time or if the task is stopped. Returns whether it was powered off.
 async fn shut_down(context: &Context, allocation_id: AllocationId, seconds: u32) -> Result<bool, TaskFailure> {
     context.host.domain_shutdown(allocation_id).await?;
     let state = tokio::select! {
@@ -215,7 +213,7 @@ async fn shut_down(context: &Context, allocation_id: AllocationId, seconds: u32)
     Ok(hard)
 }
 
-/// Runs a quick blocking call of the host on a blocking thread.
+/// Runs a short blocking call on the host in a blocking thread.
 async fn on_host<T: Send + 'static>(context: &Context, call: impl FnOnce(&Host) -> T + Send + 'static) -> Result<T, TaskFailure> {
     let host = context.host.clone();
     let result = gpuaas_runtime::blocking(move || call(&host)).await;

@@ -1,4 +1,4 @@
-//! `package.list`: asks the host's package manager.
+//! `package.list`: queries the host's package manager.
 
 use gpuaas_contract::task::package_list::{Output, Params};
 use gpuaas_host::packages::PackagesError;

@@ -1,4 +1,4 @@
-//! Waiting for a guest that was started: until it answers, stops by itself, or has had its time.
+//! Waits for a started guest until it is ready, stops by itself, or runs out of time.
 
 use std::time::Duration;
 
@@ -9,21 +9,21 @@ use super::{Context, TaskFailure};
 
 /// The phase in which tasks wait for a guest.
 pub(super) const PHASE: &str = "readiness";
-/// Between two questions: short at first, then patient.
+/// First and longest pause between two attempts: a guest that is ready soon is noticed soon, and a slow one is not polled too often.
 const ASK_EVERY: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(2));
-/// How much of the console goes into the log of a guest that did not come up.
+/// How many bytes from the end of the console go into the task's log when a guest does not become ready.
 const LAST_WORDS: u64 = 4096;
 
-/// What a guest must do to be ready.
+/// When a guest counts as ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Until {
-    /// It lets us in, and shows the key that it was given.
+    /// It accepts our SSH login and presents the host key that it was given.
     Answers,
-    /// It also says itself that its first boot is through.
+    /// In addition, it reports that its first boot is complete.
     Provisioned,
 }
 
-/// Asks the guest until it is ready or the time is over; `is_ready` tells which. One that stops by itself is an error.
+/// Polls the guest until it is ready or the time is up; the returned flag is true if it is ready. A guest that stops by itself is an error.
 pub(super) async fn wait(
     context: &Context,
     guest: &GuestAccess,

@@ -1,4 +1,4 @@
-//! `slice.console_read`: a guest's serial console, line by line into the task's log. Read-only: nothing goes to the guest.
+//! `slice.console_read`: copies a guest's serial console into the task's log, line by line. Read-only: nothing is sent to the guest.
 
 use std::time::Duration;
 
@@ -7,11 +7,11 @@ use gpuaas_host::guests::ConsoleFrom;
 
 use super::{Context, TaskFailure};
 
-/// Most bytes read at once.
+/// Maximum number of bytes per read.
 const CHUNK: usize = 64 * 1024;
-/// Longest line; what is longer is cut into several.
+/// Maximum length of a line in bytes; a longer one is split.
 const MAX_LINE: usize = 4096;
-/// How often a followed console is looked at.
+/// How often a followed console is polled.
 const LOOK_EVERY: Duration = Duration::from_millis(300);
 
 pub(super) async fn run(params: &Params, context: &Context) -> Result<Output, TaskFailure> {
@@ -41,7 +41,7 @@ pub(super) async fn run(params: &Params, context: &Context) -> Result<Output, Ta
         }
         tokio::select! {
             biased;
-            // Whoever followed has seen enough: that is an end and no failure.
+            // Stopping is how a reader ends following the console, so the task succeeds.
             () = context.stop.cancelled() => break,
             () = tokio::time::sleep(if following { LOOK_EVERY } else { Duration::ZERO }) => {}
         }
@@ -50,7 +50,7 @@ pub(super) async fn run(params: &Params, context: &Context) -> Result<Output, Ta
     Ok(Output { allocation_id: params.allocation_id, lines, truncated: truncated.unwrap_or(false) })
 }
 
-/// Writes whole lines, and the last one without its end if `all`.
+/// Writes complete lines to the log. If `all` is set, also writes a last line without a line break.
 async fn write_lines(rest: &mut Vec<u8>, context: &Context, all: bool) -> u64 {
     let mut lines = 0;
     while !rest.is_empty() {
@@ -71,14 +71,14 @@ async fn write_lines(rest: &mut Vec<u8>, context: &Context, all: bool) -> u64 {
     lines
 }
 
-/// What a tenant's guest wrote, fit for a terminal: nothing in it can move the cursor or set a color.
+/// Makes a line that a tenant's guest wrote safe for a terminal: nothing in it can move the cursor or set a color.
 fn shown(line: &[u8]) -> String {
     let text = String::from_utf8_lossy(line);
     let mut shown = String::with_capacity(text.len());
     let mut characters = text.chars().peekable();
     while let Some(c) = characters.next() {
         match c {
-            // An escape sequence goes as a whole: up to its final letter.
+            // Drop an escape sequence as a whole, up to its final letter.
             '\u{1b}' => {
                 if characters.next_if(|next| *next == '[').is_some() {
                     while characters.next_if(|next| !next.is_ascii_alphabetic() && *next != '~').is_some() {}

@@ -1,4 +1,4 @@
-//! `slice.topology_discover`: reads the host and says what of it could become slots. It changes nothing.
+//! `slice.topology_discover`: inspects the host and reports which of its devices could become slots. It changes nothing.
 
 use gpuaas_contract::task::slice_topology_discover::{Output, Params};
 use gpuaas_host::topology;
@@ -16,7 +16,7 @@ pub(super) async fn run(params: &Params, context: &Context) -> Result<Output, Ta
     context.phases.enter("network", "asking Open vSwitch and the packet filter").await;
     let network = tokio::select! {
         biased;
-        // Dropping the calls kills the programs that were asked.
+        // Dropping the calls kills the programs that they started.
         () = context.stop.cancelled() => return Err(TaskFailure::stopped()),
         network = context.host.slice_network(&params.ovs_bridge) => network,
     };

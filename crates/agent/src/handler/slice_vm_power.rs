@@ -1,4 +1,5 @@
-//! `slice.vm_power`: stops, starts or reboots a guest. Its lease says whether it is meant to run, so a crash in between is made good.
+//! `slice.vm_power`: stops, starts or reboots a guest. The lease records whether the guest should run, so the agent can recover from a
+//! crash in between.
 
 use std::time::Duration;
 
@@ -47,14 +48,14 @@ async fn go(params: &Params, context: &Context, recovered: bool) -> Result<Outpu
         context.host.domain_start(params.allocation_id).await?;
     }
     let unchanged = !stop && (before == DomainState::Running) == running;
-    // Nothing is changed from here on: whoever wants the guest to go does not wait for it to come up.
+    // Nothing is changed from here on: a task that releases the guest must not wait for it to boot.
     drop(claim);
-    // One that an earlier life of the agent started is waited for as well.
+    // Also wait for a guest that was started before the agent restarted.
     let answers = if starts || (running && recovered) { Some(answers(params, context).await?) } else { None };
     Ok(Output { allocation_id: params.allocation_id, running, unchanged, hard_stopped, answers })
 }
 
-/// Whether the guest lets us in again, within its time. One that does not runs all the same: what keeps it may be its tenant's business.
+/// Whether the guest accepts our SSH login again in time. One that does not is left running: the cause may be something its tenant did.
 async fn answers(params: &Params, context: &Context) -> Result<bool, TaskFailure> {
     context.phases.enter(readiness::PHASE, "waiting for the guest to answer").await;
     let seed = context.host.instance_read(params.allocation_id, InstanceFile::UserData).await?;
@@ -72,7 +73,7 @@ async fn answers(params: &Params, context: &Context) -> Result<bool, TaskFailure
     Ok(answers)
 }
 
-/// After a restart of the agent: the guest is brought to what the task wanted. A reboot that may have happened is not done again.
+/// After a restart of the agent: brings the guest to the requested state. A reboot that may have happened is not repeated.
 pub(super) async fn recover(params: &Params, context: &Context) -> Result<Output, TaskFailure> {
     if !context.still_allowed {
         return Err(TaskFailure::interrupted("policy_denied", "the host policy does not allow this task any more"));
@@ -84,7 +85,7 @@ pub(super) async fn recover(params: &Params, context: &Context) -> Result<Output
     go(&Params { action, ..params.clone() }, context, true).await
 }
 
-/// The leases of the holder: all its slots, or it does not hold them.
+/// Returns the holder's leases, or an error unless it holds all of its slots.
 async fn held(context: &Context, holder: Holder, slots: usize) -> Result<Vec<Lease>, TaskFailure> {
     let leases: Vec<Lease> = context.host.leases().await?.into_iter().filter(|lease| lease.holder() == holder).collect();
     if leases.len() == slots {

@@ -1,8 +1,8 @@
-//! `slice.vm_provision`: a guest on leased slots, in 17 phases that are listed here in their order.
+//! `slice.vm_provision`: creates a guest on leased slots, in the 17 phases that are listed here in order.
 //!
-//! Every phase can be run again: after a restart of the agent the task goes on by running them all, and each finds what it did before. There
-//! is one undo for all of them (`guests/cleanup.rs`), which asks the leases what may have been touched and not the journal what was done:
-//! so it is the same whether a phase failed, the task was cancelled, or the agent was killed between two lines.
+//! Every phase is idempotent: after a restart of the agent the task resumes by running all of them, and each finds what it did before.
+//! One undo serves all phases (`guests/cleanup.rs`). It consults the leases for what may have been touched, not the journal for what was
+//! done, so it works the same whether a phase failed, the task was cancelled, or the agent was killed in the middle of a phase.
 
 mod guest;
 mod host;
@@ -24,10 +24,9 @@ use gpuaas_host::{Host, HostError};
 use super::{Context, Success, TaskFailure};
 use crate::guests::cleanup::Cleanup;
 
-/// Starts of one task before it is given up: a crash that repeats is no accident.
+/// How often one task is started before the agent gives up: a crash that repeats is not a coincidence.
 const MAX_ATTEMPTS: u32 = 3;
 
-/// The phases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Phase {
     LeaseAcquire,
@@ -50,7 +49,7 @@ enum Phase {
 }
 
 impl Phase {
-    /// All of them, in order.
+    /// All phases, in order.
     const ALL: [Self; 17] = [
         Self::LeaseAcquire,
         Self::HostDependencies,
@@ -71,12 +70,12 @@ impl Phase {
         Self::PerformanceProbe,
     ];
 
-    /// Its name in receipts.
+    /// The name of the phase in receipts.
     fn name(self) -> &'static str {
         PHASES[self as usize]
     }
 
-    /// For those who wait.
+    /// The progress message shown to people.
     const fn says(self) -> &'static str {
         match self {
             Self::LeaseAcquire => "taking the slots",
@@ -122,14 +121,14 @@ impl Phase {
     }
 }
 
-/// What the phases know and find out.
+/// The inputs and results that the phases share.
 struct Work<'a> {
     params: &'a Params,
     context: &'a Context,
     recovered: bool,
     acceleration: Acceleration,
     image_was_cached: bool,
-    /// Size of the disk in the image.
+    /// Virtual size of the disk in the image.
     disk_bytes: u64,
     readiness: Readiness,
     performance: Performance,
@@ -141,7 +140,7 @@ impl Work<'_> {
         &self.context.host
     }
 
-    /// Waits for something that may take long, unless the task is told to stop.
+    /// Awaits a long operation, and gives up when the task is stopped.
     async fn unless_stopped<T>(&self, long: impl Future<Output = Result<T, HostError>>) -> Result<T, TaskFailure> {
         tokio::select! {
             biased;
@@ -167,7 +166,7 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// Where to begin: a guest that runs already only has to become ready.
+    /// The phase to begin with: a guest that is already running only has to become ready.
     async fn first_phase(&self) -> Result<Phase, TaskFailure> {
         if !self.recovered {
             return Ok(Phase::LeaseAcquire);
@@ -219,7 +218,7 @@ pub(super) async fn run(params: &Params, context: &Context) -> Result<Success, T
     go(params, context, false).await
 }
 
-/// After a restart of the agent: goes on if there is time and nobody has changed their mind, and cleans up otherwise.
+/// After a restart of the agent: resumes the task if it is still allowed, within its deadline and not crash-looping. Cleans up otherwise.
 pub(super) async fn recover(params: &Params, context: &Context) -> Result<Success, TaskFailure> {
     let reason = if !context.still_allowed {
         Some(("policy_denied", "the host policy does not allow this task any more"))
@@ -237,7 +236,7 @@ pub(super) async fn recover(params: &Params, context: &Context) -> Result<Succes
 
 async fn go(params: &Params, context: &Context, recovered: bool) -> Result<Success, TaskFailure> {
     let _claim = context.guests.claim(&params.slots).await;
-    // Another guest's image must not push this one out between fetching and writing.
+    // Keeps the image in the cache: another guest's image must not evict it between fetching and writing.
     let _image = context.host.image_hold(&params.guest.image.sha256);
     let mut work = Work {
         params,
@@ -262,7 +261,7 @@ async fn go(params: &Params, context: &Context, recovered: bool) -> Result<Succe
     }
 }
 
-/// Makes everything gone that the task may have made, and adds the proof to why it failed.
+/// Removes everything that the task may have created, and adds the cleanup proof to the failure.
 async fn undo(params: &Params, context: &Context, why: TaskFailure) -> TaskFailure {
     tracing::warn!(code = why.code, message = why.message, "provisioning did not succeed; undoing it");
     context.phases.enter("cleanup", "undoing what was done").await;
@@ -279,7 +278,7 @@ async fn undo(params: &Params, context: &Context, why: TaskFailure) -> TaskFailu
     };
     let (proof, errors) = cleanup.run().await;
     let ours = |lease: &gpuaas_host::guests::Lease| lease.holder() == holder && lease.task_id == context.task_id;
-    // Only what is certain counts: a list that cannot be read may hold anything.
+    // If the leases cannot be read, assume that this task still holds one.
     let still_held = context.host.leases().await.map_or(true, |leases| leases.iter().any(ours));
     let failure = if still_held {
         let blockers = proof.blockers(&params.slots, true);

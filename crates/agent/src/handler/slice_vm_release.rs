@@ -1,4 +1,4 @@
-//! `slice.vm_release`: ends a guest and proves that nothing of it is left. What is already gone is released, too.
+//! `slice.vm_release`: removes a guest and proves that nothing of it is left. A guest that is already gone is released as well.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -43,7 +43,7 @@ pub(super) async fn run(params: &Params, context: &Context) -> Result<Success, T
         let message = reasons.collect::<Vec<_>>().join("; ");
         return Err(TaskFailure { proof: Some(Box::new(proof)), ..TaskFailure::failed("cleanup_blocked", message) });
     }
-    // Whatever happens now: what is proven stays proven.
+    // A failure from here on still carries the proof.
     let proof = Some(Box::new(proof));
     end(&mut timings, "cleanup", context, begun).await.map_err(|failure| TaskFailure { proof: proof.clone(), ..failure })?;
     let output = Output {
@@ -75,15 +75,15 @@ async fn end(
     Ok(())
 }
 
-/// Nobody else may take the slots while they are cleaned. Those without a lease are taken: nothing is known of what is on them, so
-/// everything counts as touched. Returns whether any was held before.
+/// Makes sure that nobody else can take the slots during cleanup. A slot without a lease is leased here: nothing is known about its
+/// contents, so all of it counts as touched. Returns whether any slot was held before.
 async fn hold(params: &Params, context: &Context) -> Result<bool, TaskFailure> {
     let leases = context.host.leases().await?;
     let mut known = false;
     for slot in &params.slots {
         let holder = params.holder();
         match leases.iter().find(|lease| lease.slot_id == slot.slot_id) {
-            // What is cleaned is what is leased, and never what an order makes of it.
+            // Only the devices in the lease are cleaned, never others that a task names.
             Some(lease) if lease.spec != slot.spec => {
                 let message = format!("{} consists of other devices than this task says; approve it again", slot.slot_id);
                 return Err(TaskFailure::failed("slot_differs", message));
@@ -120,9 +120,9 @@ struct Stopped {
     hard: bool,
 }
 
-/// Gives the guest its time to shut down. What is left of it is ended by the cleanup.
+/// Gives the guest time to shut down. Cleanup stops it if it is still running after that.
 async fn stop_guest(params: &Params, context: &Context) -> Result<Stopped, TaskFailure> {
-    // It is not to be started again, whatever happens from here on.
+    // The guest must not be started again, whatever happens from here on.
     for mut lease in context.host.leases().await?.into_iter().filter(|lease| lease.holder() == params.holder()) {
         if lease.power != Power::Off {
             lease.power = Power::Off;

@@ -1,18 +1,18 @@
-//! Whom the owner lets be a tenant of the whole host.
+//! Who may be a tenant of the whole host, according to its policy.
 
 use gpuaas_contract::slice::UserName;
 
 use super::pattern::Pattern;
 
-/// The section `[bare_metal]`. Without it there are no such tenants, whatever `allowed_tasks` says.
+/// The section `[bare_metal]`. Without it, nobody can lease the whole host, whatever `allowed_tasks` says.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct BareMetalRules {
-    /// Names that users may have. An empty list allows none.
+    /// Patterns for permitted user names. An empty list permits none.
     usernames: Vec<Pattern>,
-    /// Users may be allowed to become root.
+    /// Whether tasks may let users become root.
     allow_sudo: bool,
-    /// Most tenants per hour that may be ended.
+    /// Maximum number of tenants that may be removed per hour.
     pub(super) destroys_per_hour: Option<u32>,
 }
 
@@ -22,7 +22,7 @@ impl BareMetalRules {
     }
 }
 
-/// Whether the owner lets somebody with this name be a tenant.
+/// Refuses a user name that the policy does not permit.
 pub(super) fn check_username(rules: Option<&BareMetalRules>, username: &UserName) -> Result<(), String> {
     let rules = rules.ok_or("there is no section [bare_metal], so nobody is a tenant of the whole host")?;
     if rules.usernames.iter().any(|pattern| pattern.matches(username.as_str())) {
@@ -55,7 +55,7 @@ mod tests {
         Task::parse(TaskType::AllocationProvisionUser, &params.to_string()).expect("a task")
     }
 
-    /// The policy, and the folder that it is read from again whenever it is asked.
+    /// A policy with these rules, and its folder, which must outlive it because the policy is read again on every check.
     fn policy(rules: &str) -> (tempfile::TempDir, Result<Policy, PolicyError>) {
         let folder = tempfile::tempdir().expect("folder");
         let path = folder.path().join("policy.toml");

@@ -1,4 +1,4 @@
-//! How many tasks that destroy something may run per hour. Counted on disk: a restart of the agent gives nothing back.
+//! Limits how many destructive tasks may run per hour. The counts are on disk, so a restart of the agent does not reset them.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -7,35 +7,35 @@ use gpuaas_contract::task::Destroys;
 use gpuaas_contract::time::Timestamp;
 use gpuaas_host::private_file::{self, PrivateFileError};
 
-/// Most bytes of the file: an hour of minutes with their counts, and those of a clock that was ahead.
+/// Maximum size of the file in bytes: the counts of an hour by minute, plus those from a time when the clock was ahead.
 const MAX_FILE: u64 = 64 * 1024;
 const MINUTE: i64 = 60 * 1_000_000;
 const MINUTES_PER_HOUR: i64 = 60;
-/// Most minutes that are kept, those of clocks that were ahead included.
+/// Maximum number of minutes kept, including those from a time when the clock was ahead.
 const MAX_MINUTES: usize = 1024;
-/// A limit's share that is counted ahead with one write: small limits are counted one by one.
+/// One write reserves this fraction of the limit in advance, to save writes. A limit below 64 is written one by one.
 const AHEAD: u32 = 64;
 
-/// The counts cannot be used.
+/// Why the counts cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum DestroysError {
-    /// Missing rights, or others could change it.
+    /// The file cannot be accessed, or its permissions let other users change it.
     #[error("the count of destructive tasks cannot be trusted")]
     File(#[from] PrivateFileError),
-    /// Not what the agent wrote.
+    /// The content is not what the agent wrote.
     #[error(
         "{path} is damaged ({detail}); remove it once you have made sure that the tasks of the last hour were meant",
         path = .path.display()
     )]
     Damaged {
-        /// The file.
+        /// Path of the damaged file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// What is wrong with the content.
         detail: String,
     },
 }
 
-/// What was counted, by minute since the epoch.
+/// How many tasks ran, by minute since the Unix epoch.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Counts {
@@ -51,7 +51,7 @@ impl Counts {
         }
     }
 
-    /// Forgets what is more than an hour ago. What is in the future was written by a clock that was ahead, and counts.
+    /// Drops counts that are older than an hour. Counts in the future were written while the clock was ahead; they still count.
     fn forget(&mut self, minute: i64) {
         for counts in [&mut self.guests, &mut self.tenants] {
             counts.retain(|counted, _| *counted > minute - MINUTES_PER_HOUR);
@@ -59,18 +59,18 @@ impl Counts {
     }
 }
 
-/// The counts, in memory and on disk.
+/// The counts in memory and on disk.
 #[derive(Debug, Default)]
 pub(super) struct DestroyBudget {
-    /// `None`: in memory only.
+    /// `None` keeps the counts in memory only.
     path: Option<PathBuf>,
     counts: Counts,
-    /// Counted on disk already, for the minute that is named.
+    /// The minute and how many more tasks are already counted on disk for it.
     ahead: BTreeMap<Destroys, (i64, u32)>,
 }
 
 impl DestroyBudget {
-    /// The counts in this folder.
+    /// Loads the counts from this folder.
     pub(super) fn open(folder: &Path) -> Result<Self, DestroysError> {
         let path = folder.join("destroys.json");
         let counts = match private_file::read_secret(&path, MAX_FILE) {
@@ -82,7 +82,7 @@ impl DestroyBudget {
         Ok(Self { path: Some(path), counts, ahead: BTreeMap::new() })
     }
 
-    /// Counts one, if fewer than `limit` were counted within the last hour. Durable when it returns.
+    /// Counts one task, or refuses it if `limit` tasks were counted within the last hour. The count is durable when this returns.
     pub(super) fn take(&mut self, what: Destroys, limit: u32, now: Timestamp) -> Result<(), String> {
         let minute = now.0.div_euclid(MINUTE);
         self.counts.forget(minute);
@@ -132,7 +132,7 @@ mod tests {
             let mut taken = 0;
             let what = if limit == 3 { Destroys::Guest } else { Destroys::Tenant };
             loop {
-                // A new life of the agent for every one of them.
+                // Restart the agent before every count.
                 let mut budget = DestroyBudget::open(folder.path()).expect("opens");
                 if let Err(error) = budget.take(what, limit, at(0)) {
                     assert!(error.contains("destroys_per_hour"), "{error}");

@@ -1,7 +1,7 @@
-//! Adding permissions to the text of a policy, and taking the same ones back, without losing anything else that is in it.
+//! Adds permissions to the text of a policy, and removes them again, without losing anything else in it.
 //!
-//! The text is edited, not written anew, so comments and order stay. Whatever the edit did, its result is read as a policy again and
-//! counts only if it allows exactly what it allowed before and the change: a mistake here is a refusal, never a wider policy.
+//! The text is edited, not regenerated, so comments and order stay. The result is then parsed as a policy and used only if it allows
+//! exactly what the policy allowed before plus the change: a bug here causes a refusal, never a wider policy.
 
 use std::collections::BTreeSet;
 
@@ -11,29 +11,27 @@ use toml_edit::{Array, DocumentMut, Item, TableLike, Value};
 
 use super::{Rules, parse};
 
-/// What guests need of a policy: kinds of tasks, and the bridge that they are on.
+/// The permissions that guests need: kinds of tasks, and the bridge that guests are connected to.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct SlicePermissions {
-    /// Kinds of tasks.
     pub(crate) tasks: BTreeSet<TaskType>,
-    /// The bridge, if it is part of the change.
+    /// `None` if the change does not concern the bridge.
     pub(crate) bridge: Option<InterfaceName>,
 }
 
 impl SlicePermissions {
-    /// Every kind of task about slices, on this bridge.
+    /// All tasks of slices, on this bridge.
     pub(crate) fn all(bridge: InterfaceName) -> Self {
         let tasks = TaskType::ALL.into_iter().filter(|kind| kind.as_str().starts_with("slice."));
         Self { tasks: tasks.collect(), bridge: Some(bridge) }
     }
 
-    /// Whether there is nothing in it.
     pub(crate) fn is_empty(&self) -> bool {
         self.tasks.is_empty() && self.bridge.is_none()
     }
 
-    /// Both together.
+    /// The union of both.
     pub(crate) fn with(&self, other: &Self) -> Self {
         let tasks = self.tasks.union(&other.tasks).copied().collect();
         Self { tasks, bridge: self.bridge.clone().or_else(|| other.bridge.clone()) }
@@ -43,18 +41,18 @@ impl SlicePermissions {
 /// Why a policy was not changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ExtendError {
-    /// It is not a policy.
+    /// The text is not a valid policy.
     #[error("it is not a policy: {0}")]
     Malformed(String),
-    /// It is a policy, but written in a way that cannot be edited.
+    /// The policy is valid, but written in a form that cannot be edited automatically.
     #[error("its {0} is written in a way that cannot be edited; write it as a plain list of texts")]
     Form(&'static str),
-    /// The edit would have changed something else.
+    /// The edit would have changed something other than the permissions.
     #[error("a change of it would change more than it should; edit it by hand")]
     Unsafe,
 }
 
-/// Which of the wanted permissions a policy does not give.
+/// The wanted permissions that the policy does not grant.
 pub(crate) fn missing(text: &str, wanted: &SlicePermissions) -> Result<SlicePermissions, ExtendError> {
     let rules = parse(text).map_err(ExtendError::Malformed)?;
     let named = |bridge: &&InterfaceName| !rules.slices.bridges.named.contains(bridge);
@@ -64,7 +62,7 @@ pub(crate) fn missing(text: &str, wanted: &SlicePermissions) -> Result<SlicePerm
     })
 }
 
-/// Keys of the section about guests that allow nothing yet, so that no guest can be made. What they should allow is the owner's to say.
+/// Keys of the section `[slices]` that allow nothing yet, so that no guest can be created. Only the host's owner can decide their values.
 pub(crate) fn undecided(text: &str) -> Result<Vec<&'static str>, ExtendError> {
     let rules = parse(text).map_err(ExtendError::Malformed)?.slices;
     let keys = [
@@ -77,7 +75,7 @@ pub(crate) fn undecided(text: &str) -> Result<Vec<&'static str>, ExtendError> {
     Ok(keys.into_iter().filter(|(_, empty)| *empty).map(|(key, _)| key).collect())
 }
 
-/// The text with permissions added that are not in it.
+/// The text of the policy with the missing permissions added.
 pub(crate) fn extended(text: &str, added: &SlicePermissions) -> Result<String, ExtendError> {
     let mut expected = parse(text).map_err(ExtendError::Malformed)?;
     let mut document = document(text)?;
@@ -92,7 +90,7 @@ pub(crate) fn extended(text: &str, added: &SlicePermissions) -> Result<String, E
                 let slices = slices.as_table_like_mut().ok_or(ExtendError::Form("slices"))?;
                 list(slices, "bridges")?.push_like_last(bridge.as_str());
             }
-            // As text, at the end, where it cannot come between a comment and what the comment is about.
+            // Appended as text, so that it cannot come between a comment and the entry that the comment describes.
             None => section = slices_section(bridge),
         }
         expected.slices.bridges.named.push(bridge.clone());
@@ -105,14 +103,14 @@ pub(crate) fn extended(text: &str, added: &SlicePermissions) -> Result<String, E
     confirmed(edited, &expected)
 }
 
-/// The text without these permissions; those that are not in it are gone already.
+/// The text of the policy without these permissions. Permissions that are not in it are ignored.
 pub(crate) fn retracted(text: &str, taken: &SlicePermissions) -> Result<String, ExtendError> {
     let mut expected = parse(text).map_err(ExtendError::Malformed)?;
     expected.allowed_tasks.retain(|kind| !taken.tasks.contains(kind));
     let mut text = text.to_owned();
     if let Some(bridge) = &taken.bridge {
         expected.slices.bridges.named.retain(|name| name != bridge);
-        // A section that nobody has added to goes as it came.
+        // A section that is unchanged since it was appended is cut off again.
         let section = slices_section(bridge);
         if let Some(rest) = text.strip_suffix(&section) {
             text = rest.to_owned();
@@ -140,7 +138,7 @@ fn document(text: &str) -> Result<DocumentMut, ExtendError> {
     text.parse().map_err(|error: toml_edit::TomlError| ExtendError::Malformed(error.to_string()))
 }
 
-/// The list with this name, made if it is missing.
+/// The list with this key, created if it is missing.
 fn list<'a>(table: &'a mut dyn TableLike, key: &'static str) -> Result<&'a mut Array, ExtendError> {
     if !table.contains_key(key) {
         table.insert(key, Item::Value(Value::Array(Array::new())));
@@ -153,10 +151,10 @@ trait PushLikeLast {
 }
 
 impl PushLikeLast for Array {
-    /// In a list with one entry per line the new one has a line of its own, too.
+    /// In a list with one entry per line, the new entry gets its own line as well.
     fn push_like_last(&mut self, text: &str) {
         let last = self.iter().last().and_then(|last| last.decor().prefix()?.as_str());
-        // What stands before the line break is a comment on the entry before.
+        // Anything before the line break is a comment on the previous entry.
         let own_line = last.and_then(|prefix| prefix.rfind('\n').and_then(|at| prefix.get(at..))).map(str::to_owned);
         match own_line {
             Some(prefix) => self.push_formatted(Value::from(text).decorated(prefix, "")),
@@ -214,7 +212,7 @@ mod tests {
             let edited = extended(text, &added).expect("extended");
             assert_ne!(edited, text);
             let back = retracted(&edited, &added).expect("taken back");
-            // A list or a line break that was missing stays, empty.
+            // Removal does not restore everything: an added list stays, empty, and so does an added line break at the end.
             let expected = match text {
                 "" => "allowed_tasks = []\n".to_owned(),
                 text if text.ends_with('\n') => text.to_owned(),

@@ -1,7 +1,7 @@
-//! Which key of the policy decides about which parameter of a task.
+//! Which key of the policy controls which parameter of a task.
 //!
-//! The table is what [`check`] goes by: a parameter has a row here, with the key that decides about it or the reason why none has to. A
-//! test compares the rows with the schema of every kind of task, so a parameter that is added without a row does not pass.
+//! [`check`] uses this table: every parameter has a row with the key that controls it, or with the reason why no key has to. A test
+//! compares the rows with the schema of every kind of task, so a parameter that is added without a row fails the test.
 
 use gpuaas_contract::guest::{DriverStrategy, GuestSpec};
 use gpuaas_contract::slice::LeasedSlot;
@@ -10,20 +10,19 @@ use gpuaas_contract::task::{Task, TaskType};
 use super::Rules;
 use super::bare_metal::BareMetalRules;
 
-/// One parameter of a task.
 pub(super) struct Parameter {
-    /// Where it is in the task's `params`; `[]` stands for every item of a list.
+    /// Path in the task's `params`; `[]` stands for every item of a list.
     pub(super) path: &'static str,
     pub(super) decided: Decided,
 }
 
-/// How it is decided whether the parameter may have its value.
+/// What decides whether the value of a parameter is allowed.
 pub(super) enum Decided {
     /// A key of the policy allows the value or refuses the task.
     By { key: &'static str, check: fn(&Rules, &Task) -> Result<(), String> },
-    /// A key of the policy limits what comes of the value; refusing would leave a guest that has to go.
+    /// A key of the policy caps the value instead of refusing the task: a refusal would leave a guest running that has to be removed.
     Limited { key: &'static str },
-    /// No key, for this reason.
+    /// No key controls the parameter, for this reason.
     Exempt { reason: &'static str },
 }
 
@@ -35,19 +34,19 @@ const fn exempt(path: &'static str, reason: &'static str) -> Parameter {
     Parameter { path, decided: Decided::Exempt { reason } }
 }
 
-/// A row under a kind of task that does not have the parameter: nothing is allowed.
+/// The refusal if a row is listed under a kind of task that does not have the parameter.
 const MISTAKEN: &str = "the policy's table takes this task for another one";
 const OPERATOR: &str = "operators only, bounded by the contract, and nothing is changed by it";
 const BOUNDED: &str = "a number that the contract bounds";
 const APPROVED: &str = "part of the slot that an operator approved; tenants choose slots by product only";
 
-/// Whose the task is.
+/// The allocation that the task acts for.
 const HOLDER: &[Parameter] = &[
     exempt("allocation_id", "an id; the host's own leases say what it holds"),
     exempt("lease_epoch", "a number; the host's own leases and fences refuse an old one"),
 ];
 
-/// The slots it is about.
+/// The slots that the task acts on.
 const SLOTS: &[Parameter] = &[
     exempt("slots[].slot_id", "an id; the host's own leases say who holds it"),
     exempt("slots[].spec.slot_index", APPROVED),
@@ -182,7 +181,7 @@ pub(super) const fn of(kind: TaskType) -> &'static [&'static [Parameter]] {
     }
 }
 
-/// A line for each parameter of each kind of task: what decides about it.
+/// One line per parameter of each kind of task, saying what controls it.
 pub(super) fn lines() -> Vec<String> {
     let mut lines = Vec::new();
     for kind in TaskType::ALL {
@@ -197,7 +196,7 @@ pub(super) fn lines() -> Vec<String> {
     lines
 }
 
-/// Whether the policy allows every parameter of the task.
+/// Refuses the task unless the policy allows all of its parameters.
 pub(super) fn check(rules: &Rules, task: &Task) -> Result<(), String> {
     for parameter in of(task.task_type()).iter().copied().flatten() {
         match parameter.decided {
@@ -241,7 +240,7 @@ fn allow(list: &[String], wanted: &str, name: &str) -> Result<(), String> {
     Err(format!("{name} does not list {wanted}"))
 }
 
-/// As it is written in policies and tasks.
+/// The value as it is spelled in policies and tasks.
 fn word(value: &impl serde::Serialize) -> String {
     serde_json::to_string(value).unwrap_or_default().trim_matches('"').to_owned()
 }

@@ -1,11 +1,11 @@
-//! Names in which `*` stands for any letters.
+//! Patterns for names, in which `*` matches any characters.
 
-/// A name in which `*` stands for any letters, also none.
+/// A pattern in which `*` matches any number of characters, including none.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Deserialize)]
 #[serde(try_from = "String")]
 pub(super) struct Pattern(String);
 
-/// Longest pattern.
+/// Maximum length of a pattern in bytes.
 const MAX_PATTERN: usize = 64;
 
 impl TryFrom<String> for Pattern {
@@ -26,7 +26,7 @@ impl Pattern {
         let Some(mut name) = name.strip_prefix(start) else { return false };
         let mut parts: Vec<&str> = rest.split('*').collect();
         let end = parts.pop().unwrap_or_default();
-        // What is found early leaves most for the rest.
+        // The leftmost match leaves the most text for the remaining parts, so no backtracking is needed.
         for part in parts {
             let Some(at) = name.find(part) else { return false };
             name = &name[at + part.len()..];

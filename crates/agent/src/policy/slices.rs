@@ -1,4 +1,4 @@
-//! What the owner lets guests have: the section `[slices]`.
+//! What guests may have: the section `[slices]` of the policy.
 
 use std::time::Duration;
 
@@ -8,37 +8,36 @@ use gpuaas_contract::slice::{InterfaceName, grace};
 
 use super::pattern::Pattern;
 
-/// Every list is empty unless written, and an empty list allows nothing; `"*"` in a list allows all.
+/// The section `[slices]`. A list that is left out is empty, and an empty list allows nothing; `"*"` in a list allows everything.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct SliceRules {
-    /// Functions on the bus that may go to guests.
+    /// PCI functions that may be passed through to guests.
     pub(super) pci_addresses: Vec<String>,
-    /// Drives that may be written and wiped.
+    /// Serial numbers of drives that may be written and wiped.
     pub(super) nvme_serials: Vec<String>,
-    /// Beginnings of URLs that images may come from; `file` allows images of the host's own folders.
+    /// URL prefixes that images may be fetched from; `file` allows images from the host's own folders.
     pub(super) image_sources: Vec<String>,
-    /// Networks that are not the public internet and that images may come from all the same.
+    /// Networks outside the public internet that images may be fetched from nevertheless.
     pub(crate) image_private_networks: Vec<Network>,
-    /// What images may be.
     pub(super) image_formats: Vec<ImageFormat>,
-    /// Open vSwitch bridges that guests may be on. The first one is that of a guest for which nobody names one.
+    /// Open vSwitch bridges that guests may be connected to. The first one is the default.
     pub(super) bridges: Bridges,
-    /// Names of the user inside a guest.
+    /// Patterns for the name of the user inside a guest.
     pub(super) usernames: Vec<Pattern>,
-    /// How a GPU's driver may get into a guest; `none` needs no permission.
+    /// How a GPU driver may be installed in a guest; `none` needs no permission.
     pub(super) driver_strategies: Vec<DriverStrategy>,
-    /// Guests may have a virtual screen.
+    /// Whether guests may have a virtual display.
     pub(super) allow_graphics: bool,
-    /// Longest time that a guest may ask for to shut down.
+    /// Maximum time that a guest may take to shut down.
     max_shutdown_seconds: ShutdownLimit,
-    /// Guests without the processor's help: `never`, `fallback` where `/dev/kvm` does not work, or `always`.
+    /// Whether guests may run without hardware virtualization: `never`, `fallback` where `/dev/kvm` does not work, or `always`.
     pub(crate) emulation: Emulation,
-    /// The agent may install what guests need.
+    /// Whether the agent may install the packages that guests need.
     pub(crate) install_packages: bool,
-    /// Most tasks per hour that end a guest or wipe a drive.
+    /// Maximum number of tasks per hour that remove a guest or wipe a drive.
     pub(super) destroys_per_hour: Option<u32>,
-    /// Drives that become slots without a GPU, by stable path.
+    /// Drives that become slots without a GPU, as stable device paths.
     pub(crate) drives_without_gpu: Vec<String>,
 }
 
@@ -46,16 +45,15 @@ pub(crate) struct SliceRules {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Emulation {
-    /// Never.
     #[default]
     Never,
-    /// Where the processor does not help.
+    /// Only where `/dev/kvm` does not work.
     Fallback,
-    /// Always, even if it would.
+    /// Always, even where `/dev/kvm` works.
     Always,
 }
 
-/// Bridges by name, and whether any other will do as well.
+/// Bridges by name, and whether any other bridge is allowed as well.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Deserialize)]
 #[serde(try_from = "Vec<String>")]
 pub(super) struct Bridges {
@@ -73,7 +71,7 @@ impl TryFrom<Vec<String>> for Bridges {
     }
 }
 
-/// Seconds, within what any guest may have.
+/// A number of seconds within the bounds of the contract.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
 #[serde(try_from = "u32")]
 struct ShutdownLimit(u32);
@@ -96,12 +94,12 @@ impl TryFrom<u32> for ShutdownLimit {
 }
 
 impl SliceRules {
-    /// Beginnings of URLs that images may come from.
+    /// URL prefixes that images may be fetched from.
     pub(crate) fn image_sources(&self) -> &[String] {
         &self.image_sources
     }
 
-    /// The bridge of a guest: the one that was named, if it is listed, or the host's own choice.
+    /// The bridge of a guest: the requested one, if the policy lists it, or the policy's first one.
     pub(crate) fn bridge(&self, named: Option<&InterfaceName>) -> Result<InterfaceName, String> {
         match named {
             Some(name) if self.bridges.any || self.bridges.named.contains(name) => Ok(name.clone()),
@@ -112,7 +110,7 @@ impl SliceRules {
         }
     }
 
-    /// The time a guest gets to shut down.
+    /// How long a guest gets to shut down: the requested time, capped by the policy.
     pub(crate) fn shutdown_time(&self, seconds: u32) -> Duration {
         grace(seconds).min(Duration::from_secs(self.max_shutdown_seconds.0.into()))
     }

@@ -1,4 +1,4 @@
-//! The guest itself: its address, its start, and whether it is there.
+//! The phases that concern the guest itself: its address, its start and its readiness.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use super::super::readiness::{self, Until};
 use super::host::{bridge, note};
 use super::{TaskFailure, Work};
 
-/// How long a guest may take until it is ready.
+/// How long a guest may take to become ready.
 const READY_WITHIN: Duration = Duration::from_secs(20 * 60);
 
 pub(super) async fn dhcp_reservation(work: &mut Work<'_>) -> Result<(), TaskFailure> {
@@ -55,7 +55,7 @@ fn access(work: &Work<'_>) -> GuestAccess {
     }
 }
 
-/// Ready is: it lets us in, shows the key that it was given, and says itself that its first boot is through.
+/// A guest is ready when it accepts our SSH login, presents the host key that it was given, and reports that its first boot is complete.
 pub(super) async fn readiness(work: &mut Work<'_>) -> Result<(), TaskFailure> {
     let (found, is_ready) = readiness::wait(work.context, &access(work), Until::Provisioned, READY_WITHIN).await?;
     let what = if found.ssh { "it lets us in but cloud-init is not through" } else { "it does not answer by SSH" };
@@ -66,7 +66,7 @@ pub(super) async fn readiness(work: &mut Work<'_>) -> Result<(), TaskFailure> {
     Err(TaskFailure::failed("guest_not_ready", format!("the guest was not ready in time: {what}; see the log")))
 }
 
-/// How fast it is matters to people, not to whether it is there: an error here is a reason in the answer and no failure.
+/// Measures the guest's performance for people to read. If that fails, the output says why and the task still succeeds.
 pub(super) async fn performance_probe(work: &mut Work<'_>) -> Result<(), TaskFailure> {
     work.performance = work.unless_stopped(work.host().guest_measure(&access(work))).await?;
     Ok(())

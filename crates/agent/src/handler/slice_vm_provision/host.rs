@@ -1,4 +1,4 @@
-//! The host's side: leases, programs, devices, and the last look before anything is written.
+//! The phases that concern the host: leases, programs, devices, and the final checks before anything is written.
 
 use std::collections::BTreeSet;
 
@@ -13,10 +13,10 @@ use super::super::on_host;
 use super::{TaskFailure, Work};
 use crate::policy::Emulation;
 
-/// Memory that a guest costs beside its own: the emulator's tables and buffers.
+/// Memory that a guest needs on top of its own, for the emulator's tables and buffers.
 const OVERHEAD_MIB: u64 = 512;
 
-/// Which Debian package brings which program.
+/// Programs, each with the Debian package that contains it.
 const PACKAGES: [(&str, &str); 7] = [
     ("cloud-localds", "cloud-image-utils"),
     ("dnsmasq", "dnsmasq-base"),
@@ -43,13 +43,13 @@ pub(super) async fn lease_acquire(work: &mut Work<'_>) -> Result<(), TaskFailure
             guest: GuestMark::Never,
             power: Power::Off,
         };
-        // A number that was given back is over: a release may have overtaken this task and proven that nothing is there.
+        // A fenced lease epoch stays refused: a release may have overtaken this task and proven that nothing is there.
         work.host().lease_take(&lease, false).await?;
     }
     Ok(())
 }
 
-/// Writes down in every lease what is about to happen to its slot. Before it happens.
+/// Records in every lease what is about to happen to its slot, before it happens.
 pub(super) async fn note(work: &Work<'_>, change: impl Fn(&mut Lease)) -> Result<(), TaskFailure> {
     let holder = work.params.holder();
     let leases = work.host().leases().await?;
@@ -102,7 +102,7 @@ pub(super) async fn host_dependencies(work: &mut Work<'_>) -> Result<(), TaskFai
     Ok(())
 }
 
-/// What runs the guest, by what the host can and its owner allows.
+/// Whether the guest runs on KVM or is emulated, depending on the host and on its policy.
 pub(super) async fn acceleration(work: &Work<'_>) -> Result<Acceleration, TaskFailure> {
     let kvm = prerequisites(work).await?.kvm_available;
     match (work.context.rules.emulation, kvm) {
@@ -147,13 +147,14 @@ pub(super) async fn vfio_bind_check(work: &mut Work<'_>) -> Result<(), TaskFailu
     Ok(())
 }
 
-/// The bridge that the guest is connected to: the host's owner decides.
+/// The bridge that the guest is connected to, as the host policy decides.
 pub(super) fn bridge(work: &Work<'_>) -> Result<InterfaceName, TaskFailure> {
     let named = work.params.guest.ovs_bridge.as_ref();
     work.context.rules.bridge(named).map_err(|why| TaskFailure::failed("bridge_denied", format!("the host policy: {why}")))
 }
 
-/// Nothing has been written yet: the drive is the leased one and free, the bridge is there, the memory is there, the windows fit.
+/// The last checks before anything is written: the drive is the leased one and unused, the bridge exists, there is enough memory, and the
+/// firmware assigned memory windows to all PCI functions.
 pub(super) async fn runtime_validate(work: &mut Work<'_>) -> Result<(), TaskFailure> {
     let params = work.params;
     let bridge = bridge(work)?;

@@ -1,4 +1,4 @@
-//! The image: fetched, checked whatever anybody vouches for, and written to the drive of the first slot.
+//! The phases that concern the image: it is fetched, always verified, and written to the drive of the first slot.
 
 use gpuaas_host::guests::{DriveMark, DriveRef, ImageWanted};
 
@@ -17,7 +17,7 @@ pub(super) async fn image_stat_download(work: &mut Work<'_>) -> Result<(), TaskF
     };
     let teller = Teller::new(&work.context.phases, "image_stat_download", "fetching the image".to_owned());
     let tell = |done, all| teller.tell(done, all);
-    // Told to stop, only the waiting stops: the image goes on coming for the next guest.
+    // Stopping the task ends only the wait: the download continues, for the next guest.
     let stored = work.unless_stopped(work.host().image_fetch(&wanted, &tell)).await?;
     work.image_was_cached = stored.was_cached;
     Ok(())
@@ -34,7 +34,7 @@ pub(super) async fn image_write_convert(work: &mut Work<'_>) -> Result<(), TaskF
     let Some(first) = params.slots.first() else {
         return Err(TaskFailure::failed("params_invalid", "there is no slot".to_owned()));
     };
-    // A guest of an earlier life of this task may still be about to start.
+    // A guest from an earlier attempt at this task may still be about to start.
     ensure_absent(work.host(), params.allocation_id).await?;
     note(work, |lease| lease.drive = DriveMark::Dirty).await?;
     let teller = Teller::new(&work.context.phases, "image_write_convert", "writing the image to the drive".to_owned());

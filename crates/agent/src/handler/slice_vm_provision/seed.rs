@@ -1,4 +1,4 @@
-//! What the guest is told at its first boot: names, users, keys, drivers, and where to send its metrics.
+//! The cloud-init seed for the guest's first boot: names, users, keys, drivers, and where to send its metrics.
 
 use gpuaas_host::cloud_init::{self, GpuVendor, SeedSpec, TelemetrySeed};
 use gpuaas_host::guests::InstanceFile;
@@ -11,14 +11,15 @@ pub(super) async fn cloud_init_dir(work: &mut Work<'_>) -> Result<(), TaskFailur
     Ok(work.host().instance_make(work.params.allocation_id).await?)
 }
 
-/// The key that terminals use and the key that the guest must show: made once, gone with the guest.
+/// Creates the key that terminals sign in with and the host key that the guest must present. Both are generated once and removed with the
+/// guest.
 pub(super) async fn terminal_key(work: &mut Work<'_>) -> Result<(), TaskFailure> {
     let id = work.params.allocation_id;
     for (private, public, comment) in [
         (InstanceFile::TerminalKey, InstanceFile::TerminalKeyPublic, format!("gpuaas-terminal-{id}")),
         (InstanceFile::HostKey, InstanceFile::HostKeyPublic, format!("gpuaas-host-{id}")),
     ] {
-        // The public half is written last: where it is, both are.
+        // The public half is written last: if it exists, both exist.
         if work.host().instance_read(id, public).await?.is_some() {
             continue;
         }
@@ -32,7 +33,7 @@ pub(super) async fn terminal_key(work: &mut Work<'_>) -> Result<(), TaskFailure>
     Ok(work.host().instance_write(id, InstanceFile::KnownHosts, known.into_bytes()).await?)
 }
 
-/// The token by which the host knows the guest's metrics.
+/// Creates the token by which the host recognizes the guest's metrics.
 pub(super) async fn guest_telemetry_register(work: &mut Work<'_>) -> Result<(), TaskFailure> {
     let id = work.params.allocation_id;
     if work.host().instance_read(id, InstanceFile::TelemetryToken).await?.is_none() {
@@ -79,7 +80,7 @@ pub(super) async fn cloud_localds(work: &mut Work<'_>) -> Result<(), TaskFailure
     work.unless_stopped(work.host().seed_build(work.params.allocation_id)).await
 }
 
-/// A file of the guest's folder that must be there.
+/// Reads a file from the guest's folder; a missing file is an error.
 async fn text(work: &Work<'_>, file: InstanceFile) -> Result<String, TaskFailure> {
     let bytes = work.host().instance_read(work.params.allocation_id, file).await?;
     let bytes = bytes

@@ -1,4 +1,4 @@
-//! The table against the schemas, and every key against what it is for.
+//! Compares the table with the schemas, and checks that every key controls its parameter.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::policy::Policy;
 
-/// Every leaf of a schema, written as the table writes it.
+/// Collects the path of every leaf of a schema, in the notation of the table.
 fn leaves(schema: &Value, definitions: &Value, path: &str, found: &mut BTreeSet<String>) {
     if let Some(name) = schema["$ref"].as_str() {
         let name = name.strip_prefix("#/$defs/").expect("a definition of its own");
@@ -57,7 +57,7 @@ fn every_parameter_of_every_task_has_a_policy_key_or_a_reason_to_have_none() {
     }
 }
 
-/// Every key that the table names, with what allows the tasks of [`tasks`].
+/// Every key in the table, with a value that allows the tasks of [`tasks`].
 const ALLOWS: [(&str, &str); 10] = [
     ("slices.pci_addresses", "[\"*\"]"),
     ("slices.nvme_serials", "[\"S1\"]"),
@@ -87,7 +87,7 @@ fn policy(keys: &BTreeMap<&str, &str>) -> (tempfile::TempDir, Policy) {
 
 const KEY: &str = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcH";
 
-/// Tasks that need every key there is.
+/// Tasks that together need every key.
 fn tasks() -> Vec<(Task, Vec<&'static str>)> {
     let allocation = gpuaas_contract::id::AllocationId::generate();
     let slots = json!([{ "slot_id": gpuaas_contract::id::SlotId::generate(), "spec": {
