@@ -17,7 +17,7 @@ use crate::Control;
 use crate::app::PageRequest;
 use crate::error::ControlError;
 
-/// Rows read at a time for an export.
+/// Rows per read.
 const BATCH: u32 = 1000;
 
 pub(super) async fn list(
@@ -42,7 +42,7 @@ pub(super) async fn list(
 async fn newest(control: &Control, limit: u32, filter: &AuditFilter) -> Result<Vec<dto::AuditRow>, ControlError> {
     let wanted = usize::try_from(limit).unwrap_or(usize::MAX);
     let head = control.store.audit_head().await?.seq;
-    // Without a filter the newest rows are the last numbers; with one they have to be looked for.
+    // Without a filter the newest rows have the highest sequence numbers; with one, the whole chain has to be searched.
     let mut after = if filter.target.is_none() { head.saturating_sub(u64::from(limit)) } else { 0 };
     let mut rows = std::collections::VecDeque::with_capacity(wanted);
     loop {

@@ -1,4 +1,4 @@
-//! The budget of destructive commands: what is left of it, and more for an hour.
+//! The budget of destructive commands: shows what is left of it, and raises it for an hour.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Who calls, and the id that follows the call.
+//! Authenticates the caller, and gives each request its correlation id.
 
 use std::sync::Arc;
 
@@ -24,11 +24,11 @@ use crate::error::ControlError;
 use crate::listener::KnownCaller;
 use crate::{Control, authz_cache};
 
-/// Marks requests that came in over the server's own socket, by somebody who could read its keys anyway.
+/// Marks requests that arrived over the server's local socket. Anyone who can connect to it could read the server's keys anyway.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Local;
 
-/// Gives every request a correlation id, logs its end and completes problem documents.
+/// Gives every request a correlation id, logs its completion and fills in problem documents.
 pub(super) async fn correlate(State(control): State<Arc<Control>>, mut request: Request, next: Next) -> Response {
     let given = request.headers().get(CORRELATION_ID_HEADER).and_then(|value| value.to_str().ok());
     let id = given.and_then(|text| CorrelationId::try_from(text.to_owned()).ok()).unwrap_or_else(CorrelationId::generate);
@@ -49,9 +49,9 @@ pub(super) async fn correlate(State(control): State<Arc<Control>>, mut request: 
     response
 }
 
-/// Lets a request pass only if its caller is known and may do what it asks for.
+/// Lets a request through only if its caller is authenticated and authorized.
 pub(super) async fn authorize(State(control): State<Arc<Control>>, mut request: Request, next: Next) -> Response {
-    // Only what is needed goes along: a body cannot be shared across threads.
+    // Copy only what is needed: the future must be `Send`, and a reference to a request with its body is not.
     let header = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok()).map(str::to_owned);
     let local = request.extensions().get::<Local>().is_some();
     let correlation_id = request.extensions().get::<CorrelationId>().cloned().unwrap_or_else(CorrelationId::generate);
@@ -59,7 +59,7 @@ pub(super) async fn authorize(State(control): State<Arc<Control>>, mut request: 
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let decided = async {
         let (actor, principal) = authenticate(&control, header.as_deref(), local).await?;
-        // What is no route is answered by the router, to those who are known.
+        // The router answers paths that match no route, for authenticated callers only.
         let subject = match &template {
             Some(template) => guard::decide(&control, &principal, &method, template, &path).await?,
             None => Subject::Platform,
@@ -84,7 +84,7 @@ pub(super) async fn authorize(State(control): State<Arc<Control>>, mut request: 
     }
 }
 
-/// What a path answers to a method that it does not have. `None` if it has none at all.
+/// The `405` response of a path that exists for other methods. `None` if the table has no endpoint at this path.
 fn other_methods(template: &str) -> Option<Response> {
     endpoints::methods(template).next()?;
     let methods = conventions::allow(template);
@@ -95,7 +95,7 @@ fn other_methods(template: &str) -> Option<Response> {
     Some(response)
 }
 
-/// Who sends this `Authorization` header, with their roles.
+/// Identifies the sender of this `Authorization` header, with their roles.
 pub(super) async fn authenticate(
     control: &Control,
     header: Option<&str>,
@@ -113,7 +113,7 @@ pub(super) async fn authenticate(
         message: "this token is not known, has expired or was revoked; sign in again, or use another one".to_owned(),
     };
     let secret = header.strip_prefix("Bearer ").map(str::trim).filter(|secret| !secret.is_empty()).ok_or_else(unknown)?;
-    // A token of an issuer has three parts; ours have none.
+    // A JWT from an identity provider contains dots; our own tokens do not.
     if secret.contains('.') {
         return control.identity.caller(control, secret).await;
     }

@@ -1,4 +1,4 @@
-//! The catalog: products, with how many of each could be had now.
+//! The catalog: products, with how many of each are available now.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ pub(super) fn product_to_dto(product: Product) -> dto::Product {
     dto::Product { kind: product.kind().into(), slots: product.slots() }
 }
 
-/// What is on offer.
+/// The products that tenants can lease.
 pub(super) async fn offers(State(control): Shared) -> Result<Json<Page<CatalogItem>>, Rejected> {
     let offer_to_dto = |(sku, available): (Sku, u32)| CatalogItem {
         id: sku.id,

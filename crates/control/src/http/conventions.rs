@@ -1,4 +1,4 @@
-//! What HTTP expects of every resource, in one place: `OPTIONS`, conditional reads, and which pages of other origins may ask.
+//! HTTP conventions that hold for every resource: `OPTIONS`, conditional reads, and CORS.
 
 use std::str::FromStr;
 use std::sync::Arc;
@@ -14,14 +14,14 @@ use gpuaas_api::routes::{CORRELATION_ID_HEADER, IDEMPOTENCY_KEY_HEADER};
 use crate::Control;
 use gpuaas_api::routes::IDEMPOTENCY_REPLAYED_HEADER as REPLAYED_HEADER;
 
-/// How long a browser may remember what it is allowed to ask, in seconds.
+/// How long a browser may cache the response to a preflight request, in seconds.
 const PREFLIGHT_AGE: &str = "600";
 
-/// An origin whose pages may call the interface from a browser, such as `https://portal.example.com`.
+/// An origin whose pages may call the API from a browser, such as `https://portal.example.com`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CorsOrigin(HeaderValue);
 
-/// A text that is no origin.
+/// The error for a text that is not an origin.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is no origin; expected a scheme and a host and nothing after them, such as https://portal.example.com")]
 pub struct BadOrigin(String);
@@ -41,7 +41,7 @@ impl FromStr for CorsOrigin {
     }
 }
 
-/// Answers `OPTIONS`, turns an answer that the caller has already into `304`, and tells browsers which origins may read answers.
+/// Answers `OPTIONS`, replaces a response that the caller already has with `304`, and adds the CORS headers.
 pub(super) async fn apply(State(control): State<Arc<Control>>, request: Request, next: Next) -> Response {
     let template = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
     let origin =
@@ -68,7 +68,7 @@ pub(super) async fn apply(State(control): State<Arc<Control>>, request: Request,
     response
 }
 
-/// The methods of a path, as `Allow` has them.
+/// The methods of a path, in the format of the `Allow` header.
 pub(super) fn allow(template: &str) -> String {
     let mut methods: Vec<&str> = endpoints::methods(template).map(endpoints::Method::as_str).collect();
     if methods.is_empty() || methods.contains(&"GET") {
@@ -95,7 +95,7 @@ fn options(template: &str, headers: &HeaderMap, is_cors: bool) -> Response {
     response
 }
 
-/// `304` instead of a document whose version the caller names.
+/// Replaces the response with `304` if `If-None-Match` names its `ETag`.
 fn unless_known(response: Response, wanted: Option<&HeaderValue>) -> Response {
     let Some(wanted) = wanted.and_then(|wanted| wanted.to_str().ok()) else { return response };
     let tag = response.headers().get(header::ETAG).and_then(|tag| tag.to_str().ok());

@@ -1,4 +1,4 @@
-//! Enrollment, from the operator's side.
+//! Enrollment, the operator's side.
 
 use std::sync::Arc;
 

@@ -1,7 +1,7 @@
-//! What happens in a project, live: as server-sent events and over a WebSocket.
+//! Streams the events of a project, or of everything, as server-sent events; those of a project also over a WebSocket.
 //!
-//! A listener starts with what the outbox holds after its cursor and goes on with what the fan-out brings; what was missed in between is
-//! read from the outbox. Every event carries its position, so that who comes back says where they were.
+//! A listener first receives the events in the outbox after its cursor, and then new ones whenever the fan-out announces them. All events
+//! are read from the outbox, so none is missed. Every event carries its position, from which a listener can resume.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -34,23 +34,23 @@ use crate::events::notify::{ALL, channel_of, unpacked};
 
 type Shared = State<Arc<Control>>;
 
-/// Events read at once.
+/// Events per read.
 const BATCH: u32 = 200;
-/// Stands behind the fan-out: events that were too large for it, or lost.
+/// How often the outbox is read without a notice from the fan-out, for events that were too large for it or lost.
 const SLOW_LOOK: Duration = Duration::from_secs(10);
-/// How often something is said when nothing happens.
+/// How often an idle stream sends a keep-alive.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
-/// Longest time for a message to a listener that does not read.
+/// How long sending one message may take before the listener is disconnected.
 const SEND_TIMEOUT: Duration = Duration::from_secs(30);
-/// Largest message from a listener; none is expected.
+/// Maximum size of a message from a listener. None are expected.
 const MAX_SAID: usize = 4096;
 
-/// Most bytes that wait for a listener that does not read. An event is smaller.
+/// Maximum number of bytes buffered for a listener that does not read. An event is smaller.
 const MAX_UNSENT: usize = 1024 * 1024;
-/// A listener that has not said anything for this long, not even an answer to a ping, is gone.
+/// A listener that sends nothing for this long, not even a pong, is considered gone.
 const HEARD_WITHIN: Duration = Duration::from_secs(30);
 
-/// What a listener wants to hear.
+/// Which events a listener wants to receive.
 #[derive(Clone)]
 struct Wanted {
     project: Option<ProjectId>,
@@ -101,7 +101,7 @@ pub(super) async fn of_everything(
 
 async fn sse(control: Arc<Control>, wanted: Wanted) -> Result<Response, Rejected> {
     let listening = Listening::open(control, wanted).await?;
-    // Tells where the stream starts, without saying that anything happened: who is cut off before the first event misses nothing.
+    // An id without an event: a client that is disconnected before the first event knows where to resume.
     let start = Event::default().id(listening.position.to_string());
     let events = listening
         .heard()
@@ -134,7 +134,7 @@ pub(super) async fn socket(
     }))
 }
 
-/// Sends events until the other side leaves or may not hear more. What it says is not listened to, but for its leaving.
+/// Sends events until the client leaves or loses its right to them. Messages from the client only show that it is alive.
 async fn serve(listening: Listening, mut socket: WebSocket, ended: CancellationToken) {
     let shutdown = listening.control.shutdown.clone();
     let mut events = std::pin::pin!(listening.heard());
@@ -156,19 +156,19 @@ async fn serve(listening: Listening, mut socket: WebSocket, ended: CancellationT
                 Some((position, document)) => Message::Text(with_position(position, &document).into()),
                 None => break,
             },
-            // Whoever vanished without a word is noticed by this.
+            // Detects clients that vanished without closing the connection.
             _ = pings.tick() => Message::Ping(axum::body::Bytes::new()),
         };
-        // Who does not read is let go, and comes back for the rest.
+        // A client that does not read is disconnected; it can reconnect and resume from its position.
         if !matches!(tokio::time::timeout(SEND_TIMEOUT, socket.send(message)).await, Ok(Ok(()))) {
             return;
         }
     }
-    // Whoever is there is told; whoever is not, cannot be.
+    // Best effort: the client may be gone.
     let _ = tokio::time::timeout(SEND_TIMEOUT, socket.send(Message::Close(None))).await;
 }
 
-/// The event with its position as the CloudEvents extension `sequence`: a WebSocket has no other place for it.
+/// The event with its position as the CloudEvents extension `sequence`, because WebSocket messages have no id.
 fn with_position(position: i64, document: &str) -> String {
     match document.strip_prefix('{') {
         Some(rest) => format!("{{\"sequence\":\"{position}\",{rest}"),
@@ -176,20 +176,20 @@ fn with_position(position: i64, document: &str) -> String {
     }
 }
 
-/// A listener that hears everything from its position on.
+/// A listener that receives every event after its position.
 struct Listening {
     control: Arc<Control>,
     wanted: Wanted,
     notices: Listener,
-    /// The last event that was heard, or passed over.
+    /// Position of the last event that was sent or filtered out.
     position: i64,
 }
 
 impl Listening {
-    /// Starts to listen. What happens after this has returned is heard.
+    /// Subscribes. Every event that is written after this returns is received.
     async fn open(control: Arc<Control>, wanted: Wanted) -> Result<Self, ControlError> {
         let channel = wanted.project.map_or_else(|| ALL.to_owned(), |project| channel_of(&project.to_string()));
-        // Before the first look, so that nothing falls between the two.
+        // Subscribe before reading the position, so that no event is missed in between.
         let notices = control.backends.fanout.subscribe(&[&channel]).await;
         let notices = notices.map_err(|error| ControlError::Internal(format!("events cannot be listened to: {error}")))?;
         let position = match wanted.after {
@@ -199,8 +199,7 @@ impl Listening {
         Ok(Self { control, wanted, notices, position })
     }
 
-    /// Events with their positions. Ends when the server stops or when it cannot go on: listeners come
-    /// back.
+    /// Events with their positions. The stream ends when the server stops or the outbox cannot be read; clients reconnect.
     fn heard(mut self) -> impl Stream<Item = (i64, String)> + Send {
         async_stream::stream! {
             let mut look = self.wanted.after.is_some();
@@ -223,7 +222,7 @@ impl Listening {
                     notice = tokio::time::timeout(SLOW_LOOK, self.notices.next()) => notice,
                 };
                 look = match notice {
-                    // What came over the fan-out tells that there is something; the outbox tells what, in its order and without gaps.
+                    // A message from the fan-out only shows that there is a new event; the outbox provides it, in order and without gaps.
                     Ok(Some(Notice::Message { body, .. })) => unpacked(&body).is_none_or(|(at, _)| at > self.position),
                     Ok(Some(Notice::Gap)) | Err(_) => true,
                     Ok(None) => return,

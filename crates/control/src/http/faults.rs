@@ -1,18 +1,18 @@
-//! Everything that is wrong with a body, each with where it is.
+//! Finds all faults of a request body, each with its location.
 //!
-//! A body is read by serde, which stops at the first fault. Only when that fails, the body is compared with its schema, so that the
-//! caller learns of all faults at once. What a schema cannot say (such as the form of a name) is serde's own single fault.
+//! Bodies are parsed by serde, which stops at the first fault. When that fails, the body is compared with its schema, so that the caller
+//! learns of all faults at once. A fault that a schema cannot express, such as an invalid name, is reported alone, by serde.
 
 use gpuaas_api::dto::Fault;
 use schemars::{JsonSchema, SchemaGenerator};
 use serde_json::{Map, Value};
 
-/// Most faults that are told.
+/// Maximum number of faults in a response.
 const MAX_FAULTS: usize = 32;
-/// Most characters of a value that are repeated.
+/// Maximum number of characters of a value that are quoted in a response.
 const MAX_SHOWN: usize = 60;
 
-/// What is wrong with `body` as a `T`.
+/// The faults of `body` as a `T`.
 pub(super) fn of<T: JsonSchema>(body: &Value) -> Vec<Fault> {
     let schema = SchemaGenerator::default().into_root_schema_for::<T>();
     let root = schema.as_value();
@@ -21,7 +21,7 @@ pub(super) fn of<T: JsonSchema>(body: &Value) -> Vec<Fault> {
     found.faults
 }
 
-/// Where a key is, as a JSON pointer (RFC 6901).
+/// The location of a key as a JSON pointer (RFC 6901).
 pub(super) fn pointer_to(parent: &str, key: &str) -> String {
     format!("{parent}/{}", key.replace('~', "~0").replace('/', "~1"))
 }
@@ -73,7 +73,7 @@ impl<'a> Found<'a> {
     }
 
     fn compare_any(&mut self, choices: &'a [Value], value: &Value, pointer: &str) {
-        // An enum whose values are described one by one.
+        // An enum whose variants have descriptions of their own.
         let names: Option<Vec<&str>> =
             choices.iter().map(|choice| self.resolve(choice).get("const").and_then(Value::as_str)).collect();
         if let Some(names) = names {
@@ -89,7 +89,7 @@ impl<'a> Found<'a> {
             if found.faults.is_empty() {
                 return;
             }
-            // The choice that the value has the form of is the one that was meant.
+            // A choice that fits the value itself, with faults only inside it, is the one that was meant.
             let is_meant = found.faults.iter().all(|fault| fault.pointer != pointer);
             if is_meant || nearest.is_none() {
                 nearest = Some(found.faults);

@@ -1,4 +1,4 @@
-//! What operators see of the fleet as a whole: capacity, whole machines, maintenance, and what draining a node would mean.
+//! The operators' view of the whole fleet: capacity, machines, maintenance, and what draining a node would affect.
 
 use std::sync::Arc;
 
@@ -31,7 +31,7 @@ fn count(number: usize) -> u32 {
 fn row_to_dto(row: CapacityRow) -> dto::CapacityRow {
     let gpu = match &row.model {
         SlotModel::Gpu(model) => {
-            // Counted by the PCI id, or by the name where nodes report no more.
+            // Models are counted by PCI id, or by name if the node reports no PCI id.
             let (vendor, device) = model.split_once(':').unwrap_or_default();
             Some(dto::Gpu::new(&row.name, vendor, device))
         }

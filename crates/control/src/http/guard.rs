@@ -1,7 +1,8 @@
-//! May this caller do that? Decided before a handler runs, for every route, by the table of endpoints and the policies.
+//! Authorizes every request before its handler runs, according to the endpoint table and the policies.
 //!
-//! A route that is not in the table is refused: a new one is closed until somebody says what it takes. What a request is about is read
-//! from the resources, never from what the caller says; who cannot see it is told that there is no such thing.
+//! A route that is not in the table is refused, so a new one is closed until its required permission is declared. The resource that a
+//! request acts on is loaded from the store, never taken from what the caller claims. A caller who may not see it is told that it does
+//! not exist.
 
 use axum::http::Method;
 use gpuaas_api::endpoints::{self, About};
@@ -19,10 +20,10 @@ use crate::app::Subject;
 use crate::error::ControlError;
 use crate::{Control, resources};
 
-/// The code of the refusal for a route that is not in the table.
+/// The refusal code for a route that is not in the endpoint table.
 pub(super) const CLOSED: &str = "route_closed";
 
-/// Decides about a request to the route `template` at `path`. Returns what it is about.
+/// Authorizes a request to the route `template` at `path`. Returns the resource that it acts on.
 pub(super) async fn decide(
     control: &Control,
     principal: &Principal,
@@ -34,7 +35,7 @@ pub(super) async fn decide(
         let message = "this route is not open to anybody; it is missing in the table of endpoints";
         return Err(Refusal::forbidden(CLOSED, message).into());
     };
-    // Whether something is unknown or not to be seen must look the same.
+    // A resource that does not exist and one that the caller may not see must look the same.
     let subject = subject_of(control, endpoint.about, template, path).await?;
     let subject = subject.ok_or_else(|| unknown(endpoint.about, template, path))?;
     let scope = subject.scope();
@@ -51,7 +52,7 @@ pub(super) async fn decide(
     }
 }
 
-/// Tasks are the platform's business, but for one kind: the task that reads the console of a tenant's guest is how that tenant sees it.
+/// Tasks are visible to operators only, with one exception: a tenant reads the console of their guest through the task that reads it.
 async fn may_read_console(control: &Control, principal: &Principal, template: &str, path: &str) -> Result<bool, ControlError> {
     if ![routes::TASK, routes::TASK_LOGS, routes::TASK_WATCH, routes::TASK_CANCEL].contains(&template) {
         return Ok(false);
@@ -62,8 +63,8 @@ async fn may_read_console(control: &Control, principal: &Principal, template: &s
     }
 }
 
-/// What a guest wrote to its console is in the log of the task that read it. Who reads the tasks of the platform reads that log only if they
-/// could have opened the console.
+/// The log of a console task contains what the guest wrote to its console. A caller who may read tasks may read this log only if they could
+/// have opened the console.
 async fn check_console_log(control: &Control, principal: &Principal, template: &str, path: &str) -> Result<(), ControlError> {
     if template != routes::TASK_LOGS {
         return Ok(());
@@ -79,15 +80,15 @@ async fn check_console_log(control: &Control, principal: &Principal, template: &
     }
 }
 
-/// Whose console a task reads.
+/// The owner of the console that a task reads.
 enum Console {
-    /// That of a guest of this project.
+    /// The console of a guest in this project.
     Tenant(Scope),
-    /// That of a slice which operators made.
+    /// The console of a slice that operators created.
     Platform,
 }
 
-/// Whose console the task in the path reads, if that is what it does.
+/// The owner of the console that the task in the path reads. `None` if the task does not read a console.
 async fn console_of(control: &Control, template: &str, path: &str) -> Result<Option<Console>, ControlError> {
     let Ok(id) = segment(template, path, "{task}").parse::<TaskId>() else { return Ok(None) };
     let task = control.store.task_get(id).await?.filter(|task| task.task_type == TaskType::SliceConsoleRead);
@@ -151,7 +152,7 @@ fn unknown(about: About, template: &str, path: &str) -> Refusal {
     Refusal::not_found(code, format!("there is no {what} {id} that you can see"))
 }
 
-/// The segment of the path where the route has `name`.
+/// The segment of the path at the position of `name` in the route.
 fn segment<'p>(template: &str, path: &'p str, name: &str) -> &'p str {
     let place = template.split('/').position(|segment| segment == name);
     place.and_then(|place| path.split('/').nth(place)).unwrap_or_default()

@@ -1,9 +1,9 @@
-//! `Idempotency-Key`: a `POST` that is sent again with the same key is done once.
+//! `Idempotency-Key`: a `POST` that is repeated with the same key takes effect once.
 //!
-//! The key goes to the use cases with the [`Caller`], and its record is written in the commit that does what was asked for
-//! (`transact.rs`). Here a request that was done before is answered, and the answers of others are kept. What made a task or an allocation
-//! is answered with how that is now. Any other request is answered as it was the first time, unless its answer holds a secret: that is
-//! told once.
+//! The key is passed to the use cases in the [`Caller`], and its record is written in the same commit as the change (`transact.rs`).
+//! This layer answers repeated requests, and stores the responses of new ones. The repetition of a request that created a task or an
+//! allocation is answered with its current state. Any other one gets the response of the first request, unless that contained a secret:
+//! secrets are shown once.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,29 +27,29 @@ use crate::commit::commit;
 use crate::error::ControlError;
 use crate::{Control, resources};
 
-/// How often, and how far apart, the record of a request that may still be being answered is read again.
+/// How often, and at what interval, the record of a request that may still be in progress is read again.
 const ANSWER_READS: u32 = 10;
 const ANSWER_WAIT: Duration = Duration::from_millis(50);
 
-/// Marks an answer that holds a secret: it is told once, and its key remembers only that it was done.
+/// Marks a response that contains a secret: it is sent once, and the record of its key says only that the request was done.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct NotKept;
 
-/// What a request is answered with if it was done before.
+/// How a repeated request is answered.
 #[derive(Clone, Copy)]
 enum Replay {
-    /// The answer that was kept.
+    /// With the stored response.
     Answer,
-    /// The allocation that was made, as it is now.
+    /// With the current state of the allocation that was created.
     Allocation,
-    /// The task that was made, as it is now.
+    /// With the current state of the task that was created.
     Task,
-    /// The task that was made and the slots of its slice, as they are now.
+    /// With the current state of the task that was created and of its slice's slots.
     SliceOrder,
 }
 
 impl Replay {
-    /// How the route `template` is answered again.
+    /// How repeated requests to the route `template` are answered.
     fn of(template: &str) -> Self {
         match template {
             routes::PROJECT_ALLOCATIONS => Self::Allocation,
@@ -62,9 +62,9 @@ impl Replay {
     }
 }
 
-/// Answers a request that was done before, and gives its key to one that was not.
+/// Answers a repeated request, and passes a new one on with its key.
 pub(super) async fn once(State(control): State<Arc<Control>>, request: Request, next: Next) -> Response {
-    // Elsewhere the header means nothing, whatever is in it.
+    // Other methods ignore the header, even an invalid one.
     if *request.method() != Method::POST {
         return next.run(request).await;
     }
@@ -83,7 +83,7 @@ pub(super) async fn once(State(control): State<Arc<Control>>, request: Request, 
     }
 }
 
-/// The caller's own key for a request.
+/// The idempotency key that the caller chose.
 fn key_of(headers: &HeaderMap) -> Result<Option<String>, ControlError> {
     let Some(value) = headers.get(IDEMPOTENCY_KEY_HEADER) else { return Ok(None) };
     let text =
@@ -108,7 +108,7 @@ async fn serve(
     parts.extensions.insert(caller.clone().once(key.clone()));
     let response = next.run(Request::from_parts(parts, Body::from(body))).await;
     if !response.status().is_success() {
-        // Perhaps because the same request was done meanwhile.
+        // It may have failed because the same request was done concurrently.
         return match record_of(control, &key).await? {
             Some(earlier) => again(control, &caller, replay, earlier).await,
             None => Ok(response),
@@ -120,7 +120,7 @@ async fn serve(
     }
 }
 
-/// The record of a key, if the same was asked for with it.
+/// The record of a key, if there is one. It is an error if the key was used for a different request.
 async fn record_of(control: &Control, key: &RequestKey) -> Result<Option<KeyRecord>, ControlError> {
     let record = resources::get::<KeyRecord>(control, key.id()).await?;
     if let Some(record) = &record {
@@ -129,7 +129,7 @@ async fn record_of(control: &Control, key: &RequestKey) -> Result<Option<KeyReco
     Ok(record)
 }
 
-/// What is asked for. The same JSON in another order or with other spaces is the same request.
+/// The digest that identifies a request. The same JSON with other whitespace or another order of fields is the same request.
 fn digest_of(method: &Method, path: &str, body: &[u8]) -> Digest {
     let document = serde_json::from_slice::<serde_json::Value>(body).ok().and_then(|body| serde_json::to_vec(&body).ok());
     let body = document.as_deref().unwrap_or(body);
@@ -145,7 +145,7 @@ async fn read(body: Body) -> Result<Bytes, ControlError> {
     Ok(collected.to_bytes())
 }
 
-/// Answers a request that was done before.
+/// Answers a repeated request.
 async fn again(control: &Control, caller: &Caller, replay: Replay, earlier: KeyRecord) -> Result<Response, ControlError> {
     let lost = |earlier: KeyRecord| ControlError::AlreadyDone { subject: earlier.subject };
     let mut response = match (replay, earlier.subject.parse(), earlier.subject.parse()) {
@@ -173,7 +173,7 @@ async fn again(control: &Control, caller: &Caller, replay: Replay, earlier: KeyR
     Ok(response)
 }
 
-/// The answer that was kept. One that was sent at the same moment may just be about to be kept.
+/// The stored response. Waits a moment for it, because a concurrent request may be about to store it.
 async fn answer_of(control: &Control, earlier: &KeyRecord) -> Result<Option<Answer>, ControlError> {
     let mut answer = earlier.answer.clone();
     for _ in 0..ANSWER_READS {
@@ -186,7 +186,7 @@ async fn answer_of(control: &Control, earlier: &KeyRecord) -> Result<Option<Answ
     Ok(answer)
 }
 
-/// Adds the answer to the record of the key, if something was done.
+/// Adds the response to the record of the key, if the request changed anything.
 async fn keep(control: &Control, key: &RequestKey, response: Response) -> Result<Response, ControlError> {
     if response.extensions().get::<NotKept>().is_some() {
         return Ok(response);
@@ -199,7 +199,7 @@ async fn keep(control: &Control, key: &RequestKey, response: Response) -> Result
         && body.len() <= MAX_ANSWER
     {
         let next = KeyRecord { answer: Some(Answer { status, body: text.to_owned() }), ..done };
-        // Only a convenience: the key itself is safe.
+        // Best effort: the record of the key already prevents a second execution.
         if let Err(error) = commit(control, Decision::default().update(&next)).await {
             tracing::warn!(%error, "an answer could not be kept for its idempotency key");
         }

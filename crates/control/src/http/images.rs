@@ -1,4 +1,4 @@
-//! Images: the platform's, and those of organizations.
+//! Images of the platform and of organizations.
 
 use std::sync::Arc;
 
@@ -18,13 +18,12 @@ use crate::app::{Caller, images};
 
 type Shared = State<Arc<Control>>;
 
-/// The image in a path.
 #[derive(serde::Deserialize)]
 pub(super) struct ImagePath {
     image: ImageId,
 }
 
-/// Whose images a request is about: those of the platform, or of the organization of the project.
+/// The organization whose images a request acts on. `None` for the images of the platform.
 fn owner(caller: &Caller) -> Option<OrgId> {
     match caller.scope {
         Scope::Platform => None,
@@ -32,7 +31,7 @@ fn owner(caller: &Caller) -> Option<OrgId> {
     }
 }
 
-/// Those of the platform, and for a project also those of its organization.
+/// Lists the images of the platform and, for a project, also those of its organization.
 pub(super) async fn list(
     State(control): Shared,
     Extension(caller): Extension<Caller>,
@@ -56,7 +55,7 @@ pub(super) async fn create(
     Ok((StatusCode::CREATED, location, Json(to_dto(made))))
 }
 
-/// One of the platform, or for a project also one of its organization.
+/// Shows an image of the platform or, for a project, also of its organization.
 pub(super) async fn show(
     State(control): Shared,
     Extension(caller): Extension<Caller>,

@@ -1,4 +1,4 @@
-//! How often a caller may ask: so that one of them does not take the server away from the others.
+//! Rate limits per caller, so that one caller cannot starve the others.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,13 +14,13 @@ use super::caller::Caller;
 use super::problem::problem;
 use crate::Control;
 
-/// What one caller may read.
+/// Limit on reads per caller.
 const READS: Rule = Rule { per: Duration::from_secs(60), burst: 3000 };
-/// What one caller may change.
+/// Limit on changes per caller.
 const CHANGES: Rule = Rule { per: Duration::from_secs(60), burst: 600 };
 
-/// Counts the request, and refuses it if there were too many. Those who run the platform are counted more generously: they work on
-/// everybody's behalf, and by scripts.
+/// Counts the request, and refuses it if the caller sent too many. Callers with a platform role have higher limits: they work
+/// on everybody's behalf, and with scripts.
 pub(super) async fn limit(State(control): State<Arc<Control>>, request: Request, next: Next) -> Response {
     let Some(caller) = request.extensions().get::<Caller>() else { return next.run(request).await };
     let reads = matches!(*request.method(), Method::GET | Method::HEAD);
@@ -44,7 +44,7 @@ fn whole_seconds(span: Duration) -> u64 {
     span.as_secs().saturating_add(u64::from(span.subsec_nanos() > 0)).max(1)
 }
 
-/// The headers of the IETF draft: what the policy is, what is left of it and when it is whole again.
+/// Adds the rate limit headers of the IETF draft: the limit, how much of it is left, and when it is fully available again.
 fn tell(response: &mut Response, name: &str, rule: Rule, decision: &Decision) {
     let policy = format!("\"{name}\";q={};w={}", rule.burst, rule.per.as_secs());
     let left = format!("\"{name}\";r={};t={}", decision.remaining, whole_seconds(decision.reset_after));

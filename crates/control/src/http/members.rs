@@ -1,4 +1,4 @@
-//! Members of the platform, of organizations and of projects: the same in three places.
+//! Members of the platform, of organizations and of projects. The same handlers serve all three.
 
 use std::sync::Arc;
 
@@ -20,13 +20,12 @@ use crate::{Control, resources};
 
 type Shared = State<Arc<Control>>;
 
-/// The member in a path, wherever they are one.
 #[derive(serde::Deserialize)]
 pub(super) struct MemberPath {
     member: MembershipId,
 }
 
-/// The place whose members a request is about: the guard has read it from the path.
+/// Where the members of the request belong: the scope that the guard derived from the path.
 fn place(caller: &Caller) -> Place {
     match caller.scope {
         Scope::Platform => Place::Platform,

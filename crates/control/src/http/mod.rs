@@ -1,9 +1,9 @@
 //! REST under `/api/v1`, health and metrics.
 //!
-//! Everything but the health checks and the reference needs a caller who is known ([`caller`]). The routes, and what each takes, are
-//! declared in the table of endpoints of `api`; what a caller may do is decided in one layer over all of them ([`guard`]).
+//! Everything except the health checks and the reference needs an authenticated caller ([`caller`]). The routes and their required
+//! permissions are declared in the endpoint table of `api`; a single layer over all routes authorizes callers ([`guard`]).
 
-/// Handlers of what an operator can do with one thing, for a reason: each calls the file's own `operate`.
+/// Defines handlers for operations on one resource that take a reason. Each calls the `operate` function of its module.
 macro_rules! operations {
     ($id:ty, $shown:ty; $($name:ident => $operation:expr;)*) => {$(
         pub(super) async fn $name(
@@ -68,13 +68,13 @@ pub(crate) use caller::Local;
 use problem::problem;
 pub(crate) use streams::Streams;
 
-/// Largest body of a request.
+/// Maximum size of a request body in bytes.
 const MAX_BODY: usize = 256 * 1024;
 
-/// Largest form of somebody who is not known yet.
+/// Maximum size in bytes of a form from a client that is not authenticated yet.
 const MAX_FORM: usize = 16 * 1024;
 
-/// A router with the handler that every declared endpoint names. There is no other way to add a route that needs a caller.
+/// Builds a router with the handler of every declared endpoint. There is no other way to add a route that needs a caller.
 macro_rules! routes_of {
     ($($resource:literal: $($route:ident = $path:literal $segments:tt { $(
         $name:ident: $method:ident => $module:ident::$handler:ident, $action:ident of $about:ident, $summary:literal, $documents:tt;
@@ -111,18 +111,18 @@ pub fn router(control: &Arc<Control>) -> Router {
         .route(routes::READYZ, get(system::readyz))
         .route(routes::OPENAPI, get(system::openapi))
         .route(routes::REFERENCE, get(system::reference))
-        // Anybody may send these, and nobody needs more than a form.
+        // Open to unauthenticated clients, which only ever need to send a form.
         .merge(identity::router(control).layer(DefaultBodyLimit::max(MAX_FORM)).layer(middleware::map_response(form_too_large)))
         .merge(guarded)
         .layer(DefaultBodyLimit::max(MAX_BODY))
         .layer(middleware::from_fn_with_state(Arc::clone(control), conventions::apply))
         .layer(middleware::from_fn_with_state(Arc::clone(control), caller::correlate))
-        // Outermost: problem documents are completed before they are compressed.
+        // Outermost, because problem documents must be filled in before they are compressed.
         .layer(CompressionLayer::new())
         .with_state(Arc::clone(control))
 }
 
-/// A form that was not read to its end, in our own words.
+/// Replaces axum's response to an oversized form with a problem document.
 async fn form_too_large(response: axum::response::Response) -> axum::response::Response {
     if response.status() != StatusCode::PAYLOAD_TOO_LARGE {
         return response;
@@ -130,12 +130,12 @@ async fn form_too_large(response: axum::response::Response) -> axum::response::R
     problem(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", format!("a form has at most {MAX_FORM} bytes"))
 }
 
-/// Where something that was created is found.
+/// The `Location` header of a created resource.
 #[derive(Clone, Debug)]
 struct Location(Option<axum::http::HeaderValue>);
 
 impl Location {
-    /// The path of this route with these segments.
+    /// The path of this route with its variable segments filled in.
     fn of<T: std::fmt::Display + ?Sized, const N: usize>(route: &str, values: [&T; N]) -> Self {
         let values = values.map(ToString::to_string);
         let path = routes::fill(route, &values.each_ref().map(String::as_str));
@@ -166,10 +166,10 @@ impl<T: serde::Serialize> axum::response::IntoResponse for Tagged<T> {
     }
 }
 
-// A page is read with one item more to see whether there is another page; the store must not cut that one off.
+// One item more than the page is read, to see whether there is another page; the store must not cut that item off.
 const _: () = assert!(gpuaas_store::MAX_PAGE > dto::MAX_PAGE, "the largest page would look like the last one");
 
-/// How many items a page has.
+/// The number of items per page: as requested, or the default. An error if it is out of range.
 fn page_limit(asked: Option<u32>) -> Result<u32, ControlError> {
     let limit = asked.unwrap_or(dto::DEFAULT_PAGE);
     if (1..=dto::MAX_PAGE).contains(&limit) {
@@ -179,7 +179,7 @@ fn page_limit(asked: Option<u32>) -> Result<u32, ControlError> {
     Err(ControlError::BadInput { code: "limit_invalid", message })
 }
 
-/// Which part of a list a query asks for.
+/// The page of a list that a query asks for.
 fn page_request<C: std::str::FromStr<Err = gpuaas_contract::id::BadId>>(
     after: Option<&str>,
     limit: Option<u32>,
@@ -188,7 +188,7 @@ fn page_request<C: std::str::FromStr<Err = gpuaas_contract::id::BadId>>(
     Ok(PageRequest { after: parse_opt(after)?, limit })
 }
 
-/// A cursor or an id in a query, if given.
+/// Parses an optional cursor or id in a query.
 fn parse_opt<T: std::str::FromStr<Err = gpuaas_contract::id::BadId>>(text: Option<&str>) -> Result<Option<T>, ControlError> {
     text.map(parse_id).transpose()
 }

@@ -60,7 +60,7 @@ fn to_dto(control: &Control, NodeWithTasks { node, tasks_open }: NodeWithTasks) 
     }
 }
 
-/// Gives a node another name.
+/// Renames a node.
 pub(super) async fn change(
     State(control): Shared,
     Extension(caller): Extension<Caller>,

@@ -16,7 +16,7 @@ use crate::app::{Caller, IfMatch, etag_of, organizations};
 
 type Shared = State<Arc<Control>>;
 
-/// Those that the caller sees.
+/// Lists the organizations that the caller may see.
 pub(super) async fn list(
     State(control): Shared,
     Extension(caller): Extension<Caller>,

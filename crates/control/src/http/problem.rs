@@ -1,4 +1,4 @@
-//! Bad input and failures, as problem documents with stable codes.
+//! Parses requests, and turns bad input and errors into problem documents with stable codes.
 
 use std::convert::Infallible;
 
@@ -19,10 +19,10 @@ use crate::app::IfMatch;
 use crate::error::ControlError;
 use crate::link::chain;
 
-/// When to ask again for something of which too much is in use.
+/// The `Retry-After` of a refusal of the kind `Exhausted`.
 const EXHAUSTED_FOR: std::time::Duration = std::time::Duration::from_secs(60);
 
-/// A failure on its way out.
+/// An error that becomes a problem document.
 #[derive(Debug)]
 pub struct Rejected(pub ControlError);
 
@@ -72,7 +72,7 @@ impl IntoResponse for Rejected {
                 (StatusCode::UNSUPPORTED_MEDIA_TYPE, *code, message.clone())
             }
             ControlError::BadInput { code, message } => (StatusCode::BAD_REQUEST, *code, message.clone()),
-            // The layer over all handlers answers with what came of the first request; this is for those whose answer is lost.
+            // Normally the idempotency layer answers with the result of the first request; this is for a result that was not stored.
             ControlError::AlreadyDone { .. } => (StatusCode::CONFLICT, "idempotency_answer_lost", self.0.to_string()),
             ControlError::Fenced => (StatusCode::GONE, "session_fenced", self.0.to_string()),
             ControlError::Contended => (StatusCode::SERVICE_UNAVAILABLE, "contended", self.0.to_string()),
@@ -93,12 +93,12 @@ impl IntoResponse for Rejected {
     }
 }
 
-/// When to try again, in whole seconds.
+/// The value of `Retry-After`, in whole seconds and at least one.
 pub(crate) fn retry_after_value(wait: std::time::Duration) -> HeaderValue {
     HeaderValue::from(wait.as_secs().saturating_add(u64::from(wait.subsec_nanos() > 0)).max(1))
 }
 
-/// A problem document as a response.
+/// A response with a problem document.
 pub fn problem(status: StatusCode, code: &str, detail: impl Into<String>) -> Response {
     problem_with(status, code, detail, Vec::new())
 }
@@ -110,7 +110,7 @@ fn problem_with(status: StatusCode, code: &str, detail: impl Into<String>, fault
     if status == StatusCode::UNAUTHORIZED {
         response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
     }
-    // The layer that knows the correlation id completes the document.
+    // The layer that knows the correlation id fills in the rest.
     response.extensions_mut().insert(body);
     response
 }
@@ -138,7 +138,7 @@ impl<S: Send + Sync, T: DeserializeOwned + JsonSchema> FromRequest<S> for JsonBo
     }
 }
 
-/// Whether a body is said to be JSON. One that is said to be nothing in particular is taken for it.
+/// Whether the content type of a body is JSON. A missing content type counts as JSON.
 fn is_json(headers: &HeaderMap) -> bool {
     let Some(given) = headers.get(header::CONTENT_TYPE) else { return true };
     let essence = given.to_str().unwrap_or_default().split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
@@ -166,7 +166,7 @@ fn read<T: DeserializeOwned + JsonSchema>(bytes: &[u8]) -> Result<T, Rejected> {
     Err(Rejected(ControlError::BadBody { message, faults }))
 }
 
-/// Where serde stopped, as a JSON pointer.
+/// The location where serde stopped, as a JSON pointer.
 fn pointer_of(path: &serde_path_to_error::Path) -> String {
     path.iter().fold(String::new(), |pointer, segment| match segment {
         Segment::Seq { index } => format!("{pointer}/{index}"),
@@ -176,12 +176,12 @@ fn pointer_of(path: &serde_path_to_error::Path) -> String {
     })
 }
 
-/// What is wrong without the line and column, which a pointer says better.
+/// Removes the line and column from an error message: the JSON pointer is more useful.
 fn without_place(text: &str) -> String {
     text.split_once(" at line ").map_or(text, |(what, _)| what).to_owned()
 }
 
-/// A document of the link's long-poll, parsed strictly. Agents are told what is wrong in one sentence.
+/// A document of the long-poll link, parsed strictly. An agent is told only the first fault.
 pub struct LinkBody<T>(pub T);
 
 impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for LinkBody<T> {
@@ -205,7 +205,7 @@ async fn body_of<S: Send + Sync>(request: Request, state: &S) -> Result<Bytes, R
     })
 }
 
-/// Parameters after the question mark, parsed strictly.
+/// Query parameters, parsed strictly.
 pub struct Params<T>(pub T);
 
 impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for Params<T> {
@@ -222,12 +222,12 @@ impl<S: Send + Sync> FromRequestParts<S> for IfMatch {
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
         let tags = parts.headers.get(header::IF_MATCH);
-        // What is no text is the tag of nothing.
+        // A header that is not text becomes an empty tag, which matches nothing.
         Ok(Self::new(tags.map(|tags| tags.to_str().unwrap_or_default().to_owned())))
     }
 }
 
-/// Variable segments of the path, parsed: an id of its own type, a name, or several by their names in the route.
+/// Parsed variable segments of the path: a typed id, a name, or a struct whose fields are named as in the route.
 pub struct Segments<T>(pub T);
 
 impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for Segments<T> {
@@ -238,7 +238,7 @@ impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for Segment
         let parsed: Result<Path<T>, PathRejection> = Path::from_request_parts(parts, state).await;
         parsed.map(|Path(value)| Self(value)).map_err(|rejection| match rejection {
             PathRejection::FailedToDeserializePathParams(failed) => match failed.into_kind() {
-                // What a type has to say about its text: all of them are ids.
+                // The error of a type's own parser. All such types are ids.
                 PathError::DeserializeError { message, .. } | PathError::Message(message) => bad("id_invalid", message),
                 other => bad("path_invalid", other.to_string()),
             },

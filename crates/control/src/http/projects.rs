@@ -20,7 +20,7 @@ use crate::error::ControlError;
 
 type Shared = State<Arc<Control>>;
 
-/// Those that the caller sees.
+/// Lists the projects that the caller may see.
 pub(super) async fn list(
     State(control): Shared,
     Extension(caller): Extension<Caller>,

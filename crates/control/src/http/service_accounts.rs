@@ -22,13 +22,11 @@ use crate::app::{Caller, service_accounts};
 
 type Shared = State<Arc<Control>>;
 
-/// The service account in a path.
 #[derive(serde::Deserialize)]
 pub(super) struct AccountPath {
     service_account: ServiceAccountId,
 }
 
-/// The key of a service account in a path.
 #[derive(serde::Deserialize)]
 pub(super) struct KeyPath {
     service_account: ServiceAccountId,

@@ -69,7 +69,7 @@ async fn ordered(control: &Control, task: TaskRecord) -> Result<Ordered, Control
     Ok((StatusCode::CREATED, Location::of(routes::TASK, [&order.task.id]), Json(order)))
 }
 
-/// A task of a slice, with the slots the slice has now.
+/// A task of a slice, with the current slots of the slice.
 pub(super) async fn order_to_dto(control: &Control, task: TaskRecord) -> Result<SliceOrder, ControlError> {
     let order = slices::of_task(control, task).await?;
     Ok(SliceOrder {

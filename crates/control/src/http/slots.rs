@@ -52,7 +52,7 @@ pub(super) async fn to_dtos(control: &Control, slots: Vec<Slot>) -> Result<Vec<d
     Ok(items)
 }
 
-/// A slot as its document, with what its node reports about its GPU.
+/// The document of a slot, including what its node reports about the GPU.
 pub(super) fn to_dto(slot: Slot, node: Option<&Node>) -> dto::Slot {
     let address = slot.spec.pci_address.as_ref().map(|address| address.as_str());
     let gpus = node.map(|node| node.facts.gpus.as_slice()).unwrap_or_default();

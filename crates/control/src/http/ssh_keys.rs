@@ -17,7 +17,6 @@ use crate::app::{Caller, ssh_keys};
 
 type Shared = State<Arc<Control>>;
 
-/// The SSH key in a path.
 #[derive(serde::Deserialize)]
 pub(super) struct SshKeyPath {
     ssh_key: SshKeyId,

@@ -1,4 +1,4 @@
-//! Texts that are the same as long as the process runs. Each is compressed once per encoding that a client asks for, not per request.
+//! Texts that never change while the process runs. Each is compressed once per encoding, not once per request.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -12,16 +12,16 @@ use http_body_util::BodyExt as _;
 use tower::{ServiceExt as _, service_fn};
 use tower_http::compression::Compression;
 
-/// A text with its headers, and what it looks like in each encoding.
+/// A text with its headers and its compressed forms.
 pub(super) struct StaticText {
     text: Bytes,
     headers: HeaderMap,
-    /// By the value of `Content-Encoding`. As many as the server has encodings.
+    /// Compressed forms by `Content-Encoding`. Bounded by the number of encodings that the server supports.
     encoded: Mutex<BTreeMap<Vec<u8>, Bytes>>,
 }
 
 impl StaticText {
-    /// A text with these headers. Its `ETag` is made from its digest: it is weak, because all encodings share it.
+    /// Creates a text with these headers. Its `ETag` is derived from its digest, and weak because all encodings share it.
     pub(super) fn new(text: impl Into<Bytes>, headers: impl IntoIterator<Item = (header::HeaderName, String)>) -> Self {
         let text = text.into();
         let digest = gpuaas_contract::Digest::of(&text).to_string();
@@ -31,7 +31,7 @@ impl StaticText {
         Self { text, headers, encoded: Mutex::default() }
     }
 
-    /// The text in the encoding that the request prefers.
+    /// Responds with the text in the encoding that the request prefers.
     pub(super) async fn respond(&self, request: &HeaderMap) -> Response {
         let mut asking = Request::new(Body::empty());
         if let Some(accepted) = request.get(header::ACCEPT_ENCODING) {
@@ -42,7 +42,7 @@ impl StaticText {
             response.headers_mut().extend(self.headers.clone());
             std::future::ready(Ok::<_, Infallible>(response))
         });
-        // It chooses the encoding now and compresses when its body is read.
+        // The encoding is chosen here, but the text is compressed only when the body is read.
         let Ok(response) = Compression::new(plain).oneshot(asking).await;
         let (parts, body) = response.into_parts();
         let encoding = parts.headers.get(header::CONTENT_ENCODING).map(HeaderValue::as_bytes).unwrap_or_default().to_vec();
@@ -50,7 +50,7 @@ impl StaticText {
         let bytes = match known {
             Some(bytes) => bytes,
             None => {
-                // Compressing what is in memory does not fail; if it did, nothing wrong would be kept.
+                // Compressing in memory does not fail. If it did, the plain text would be sent and nothing cached.
                 let Ok(collected) = body.collect().await else { return self.text.clone().into_response() };
                 let bytes = collected.to_bytes();
                 self.encoded.lock().unwrap_or_else(PoisonError::into_inner).insert(encoding, bytes.clone());
@@ -61,12 +61,12 @@ impl StaticText {
     }
 }
 
-/// What the interface offers, for programs.
+/// The OpenAPI document.
 pub(super) static OPENAPI: LazyLock<StaticText> = LazyLock::new(|| {
     StaticText::new(gpuaas_api::openapi::document().to_string(), [(header::CONTENT_TYPE, "application/json".to_owned())])
 });
 
-/// The same for people.
+/// The API reference as an HTML page.
 pub(super) static REFERENCE: LazyLock<StaticText> = LazyLock::new(|| {
     let headers = [
         (header::CONTENT_TYPE, "text/html; charset=utf-8".to_owned()),

@@ -1,11 +1,10 @@
-//! Requests that stay open: every one of them ends soon after its caller loses the right to it.
+//! Ends long-running requests soon after their caller loses the right to them.
 //!
-//! This is the only place that ends them. The layer that lets requests in ([`super::caller::authorize`]) runs each request through
-//! [`StreamGrant::run`]: a handler that takes long, a body that streams and a connection that is upgraded are all watched there. A new
-//! kind of stream is covered without doing anything, and an upgrade that does not go through [`StreamGrant::upgrade`] is refused.
+//! This is the only place that ends them. The authorization layer ([`super::caller::authorize`]) runs each request through
+//! [`StreamGrant::run`], which watches slow handlers, streaming bodies and upgraded connections. A new kind of stream is covered
+//! automatically, and an upgrade that does not go through [`StreamGrant::upgrade`] is refused.
 //!
-//! A change of anybody's rights wakes the check; it also runs every [`RECHECK_EVERY`] should the wake-up be lost or should the right end
-//! by time alone.
+//! Any change of permissions triggers the check. It also runs every [`RECHECK_EVERY`], in case a wake-up is lost or the right expires.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -25,18 +24,19 @@ use super::{caller, guard};
 use crate::Control;
 use crate::error::ControlError;
 
-/// How often the right to an open request is checked when nothing says that rights changed.
+/// How often the right to an open request is checked when there is no wake-up.
 const RECHECK_EVERY: Duration = Duration::from_secs(3);
-/// Changes of rights that come close together are answered by one check, and the event that says so can arrive before the stream ends.
+/// Delay after a change of permissions: one check covers several changes, and the event that reports the change can arrive before the
+/// stream ends.
 const RECHECK_SPACING: Duration = Duration::from_secs(1);
-/// Longest time for one check. A store that does not answer is a check without a result.
+/// Timeout of one check. If the store does not answer in time, the check has no result.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long a request may go on while nobody can tell whether its caller still has the right to it.
+/// How long a request may continue while it cannot be determined whether its caller still has the right to it.
 const UNKNOWN_AT_MOST: Duration = Duration::from_secs(6);
-/// How long an upgraded connection has to say goodbye.
+/// How long an upgraded connection has to close cleanly.
 const GOODBYE: Duration = Duration::from_secs(1);
 
-/// How a request was let in, so that it can be asked again whether it would be.
+/// The inputs with which a request was authorized, so that it can be authorized again.
 #[derive(Clone)]
 pub(super) struct StreamGrant {
     pub(super) control: Arc<Control>,
@@ -47,12 +47,12 @@ pub(super) struct StreamGrant {
     pub(super) path: String,
 }
 
-/// Marks the answer to an upgrade whose connection ends with the right to it. Only [`StreamGrant::upgrade`] makes one.
+/// Marks the response to an upgrade whose connection is watched. Only [`StreamGrant::upgrade`] creates it.
 #[derive(Clone, Copy)]
 struct Watched;
 
 impl StreamGrant {
-    /// Whether the request would be let in now.
+    /// Authorizes the request again.
     async fn check(&self) -> Result<(), ControlError> {
         let checked = async {
             let (_, principal) = caller::authenticate(&self.control, self.header.as_deref(), self.local).await?;
@@ -64,7 +64,7 @@ impl StreamGrant {
         })
     }
 
-    /// Resolves, with the refusal, when the caller would no longer be let in.
+    /// Resolves with the refusal when the caller is no longer authorized.
     async fn lost(&self) -> ControlError {
         let mut changes = self.control.authz.changes();
         let mut held_at = Instant::now();
@@ -76,7 +76,7 @@ impl StreamGrant {
                         tokio::time::sleep(RECHECK_SPACING).await;
                         changes.mark_unchanged();
                     }
-                    // The sender lives as long as the control plane does.
+                    // Does not happen while the control plane runs, because it owns the sender.
                     Err(_) => tokio::time::sleep(RECHECK_EVERY).await,
                 },
                 () = tokio::time::sleep(RECHECK_EVERY) => {}
@@ -93,10 +93,10 @@ impl StreamGrant {
         }
     }
 
-    /// Runs the handler of a request, and watches what stays open of it.
+    /// Runs the handler of a request, and watches whatever stays open.
     pub(super) async fn run(self, handler: impl Future<Output = Response>) -> Response {
         let mut handler = std::pin::pin!(handler);
-        // Most requests are over before there is anything to watch.
+        // Most requests finish before there is anything to watch.
         let first = tokio::select! {
             biased;
             response = handler.as_mut() => Some(response),
@@ -113,7 +113,7 @@ impl StreamGrant {
         self.watched(response)
     }
 
-    /// The answer, ending with the right to it if it stays open.
+    /// Returns the response, with its body watched if it stays open.
     fn watched(self, mut response: Response) -> Response {
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
             if response.extensions_mut().remove::<Watched>().is_some() {
@@ -130,8 +130,8 @@ impl StreamGrant {
         response.map(|body| self.watched_body(body, is_event_stream))
     }
 
-    /// A body that stops with the right to it. A stream of events just ends; anything else ends with an error, so that nobody takes what
-    /// was cut off for the whole.
+    /// A body that stops when the caller loses the right to it. An event stream just ends; anything else ends with an error, so that no
+    /// client mistakes a truncated body for a complete one.
     fn watched_body(self, body: Body, is_event_stream: bool) -> Body {
         let mut lost = Box::pin(async move { self.lost().await });
         let (mut frames, mut is_over) = (body.into_data_stream(), false);
@@ -147,8 +147,8 @@ impl StreamGrant {
         }))
     }
 
-    /// Upgrades to a WebSocket that `serve` serves. When the caller loses the right to it, `serve` is told by the token and has a moment
-    /// to close it; then it is dropped.
+    /// Upgrades to a WebSocket that `serve` handles. When the caller loses the right to it, the token is cancelled and `serve` has
+    /// [`GOODBYE`] to close the socket; after that it is dropped.
     pub(super) fn upgrade<F, S>(self, upgrade: WebSocketUpgrade, serve: F) -> Response
     where
         F: FnOnce(WebSocket, CancellationToken) -> S + Send + 'static,
@@ -161,7 +161,7 @@ impl StreamGrant {
                 biased;
                 _ = self.lost() => {
                     ended.cancel();
-                    // Whoever does not take the goodbye is cut off.
+                    // A client that does not complete the close in time is disconnected.
                     let _ = tokio::time::timeout(GOODBYE, serving).await;
                 }
                 () = serving.as_mut() => {}
@@ -172,7 +172,7 @@ impl StreamGrant {
     }
 }
 
-/// Whether a failed check says nothing about the right.
+/// Whether a failed check leaves open if the caller still has the right.
 fn is_unknown(failure: &ControlError) -> bool {
     match failure {
         ControlError::Unavailable { .. }

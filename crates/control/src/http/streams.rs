@@ -1,4 +1,4 @@
-//! How many streams a caller may have open, so that one of them does not take all places from the others.
+//! Limits how many streams a caller may have open, so that one caller cannot take all places.
 
 use std::collections::HashMap;
 use std::pin::Pin;
@@ -18,7 +18,7 @@ use super::problem::problem;
 use crate::Control;
 use crate::listener::ServerLimits;
 
-/// Routes whose answers go on for as long as the caller likes.
+/// Routes whose responses stay open for as long as the caller wants.
 const STREAMS: [&str; 5] =
     [routes::TASK_WATCH, routes::ALLOCATION_WATCH, routes::PROJECT_EVENTS, routes::PROJECT_EVENTS_WS, routes::EVENTS];
 
@@ -36,12 +36,11 @@ struct Open {
 }
 
 impl Streams {
-    /// None yet.
     pub(crate) fn new(limits: &ServerLimits) -> Self {
         Self { per_caller: limits.streams_per_caller, total: limits.streams, open: Arc::default() }
     }
 
-    /// A place for one more stream of this caller, or what to tell them.
+    /// Takes a place for one more stream of this caller, or returns the code and message of the refusal.
     fn open(&self, caller: &str) -> Result<StreamPlace, (&'static str, String)> {
         let mut open = lock(&self.open);
         let of_caller = open.callers.get(caller).copied().unwrap_or_default();
@@ -64,7 +63,7 @@ fn lock(open: &Mutex<Open>) -> MutexGuard<'_, Open> {
     open.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The place of one stream; free again when the last copy is dropped.
+/// The place of one stream. It is freed when the last clone is dropped.
 #[derive(Clone, Debug)]
 pub(super) struct StreamPlace(#[expect(dead_code, reason = "held for its end")] Arc<StreamSlot>);
 
@@ -87,7 +86,7 @@ impl Drop for StreamSlot {
     }
 }
 
-/// Counts streams, and refuses one too many. The answer holds its place; a WebSocket takes it along.
+/// Counts streams, and refuses those over the limit. The response body holds the place; a WebSocket takes it over.
 pub(super) async fn limit(State(control): State<Arc<Control>>, mut request: Request, next: Next) -> Response {
     let is_stream = request.extensions().get::<MatchedPath>().is_some_and(|path| STREAMS.contains(&path.as_str()));
     let caller = request.extensions().get::<Caller>().map(|caller| caller.actor.to_string());
@@ -105,7 +104,7 @@ pub(super) async fn limit(State(control): State<Arc<Control>>, mut request: Requ
     }
 }
 
-/// An answer with the place of its stream.
+/// A response body that holds the place of its stream.
 struct Holding {
     inner: Body,
     _place: StreamPlace,

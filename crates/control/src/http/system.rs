@@ -58,17 +58,17 @@ pub(super) async fn task_types() -> Json<Page<TaskTypeInfo>> {
     Json(Page::whole(gpuaas_contract::schema::catalog().into_iter().map(TaskTypeInfo::from).collect()))
 }
 
-/// The OpenAPI document. Open: it tells nothing about this installation.
+/// The OpenAPI document. Needs no authentication, because it reveals nothing about this installation.
 pub(super) async fn openapi(headers: HeaderMap) -> Response {
     static_text::OPENAPI.respond(&headers).await
 }
 
-/// The reference page. Open, too.
+/// The reference page. Needs no authentication either.
 pub(super) async fn reference(headers: HeaderMap) -> Response {
     static_text::REFERENCE.respond(&headers).await
 }
 
-/// There is nothing to see at the root yet but what can be asked for.
+/// Redirects to the API reference: there is nothing else at the root yet.
 pub(super) async fn home() -> axum::response::Redirect {
     axum::response::Redirect::temporary(gpuaas_api::routes::REFERENCE)
 }
@@ -91,7 +91,7 @@ pub(super) async fn readyz(State(control): State<Arc<Control>>) -> Response {
 }
 
 pub(super) async fn metrics(State(control): State<Arc<Control>>) -> Response {
-    // Without the store the other numbers are all the more interesting.
+    // When the store is down, the other metrics matter all the more.
     if let Ok(oldest) = control.store.outbox_lag().await {
         control.metrics.events_wait(oldest.map_or(Duration::ZERO, |oldest| Timestamp::now().since(oldest)));
     }

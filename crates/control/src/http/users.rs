@@ -1,4 +1,4 @@
-//! People.
+//! Users.
 
 use std::sync::Arc;
 

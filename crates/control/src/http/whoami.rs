@@ -1,4 +1,4 @@
-//! Who the caller is.
+//! Shows callers who they are and what roles they have.
 
 use std::sync::Arc;
 

@@ -53,7 +53,7 @@ pub(super) async fn shown(control: &Control, caller: &Caller, allocation: Alloca
     Ok(Tagged(document.etag.clone(), document))
 }
 
-/// The states that a query asks for.
+/// The states that a query filters by. Empty means all.
 fn states(asked: Option<StateFilter<AllocationState>>) -> Vec<AllocationState> {
     match asked {
         None => Vec::new(),

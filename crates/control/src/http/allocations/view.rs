@@ -1,4 +1,4 @@
-//! An allocation as callers see it: tenants see what is theirs, those who run the platform also where it is.
+//! An allocation as callers see it: tenants see what they lease, and callers with a platform role also see where it is.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::Ipv4Addr;
@@ -18,7 +18,7 @@ use crate::audience::Audience;
 use crate::error::ControlError;
 use crate::resources;
 
-/// What would come of a request, as callers see it: where it would be is for those who run the platform.
+/// The result of a dry run as the caller sees it. Only callers with a platform role see where the allocation would be placed.
 pub(super) fn plan_to_dto(audience: Audience, plan: Plan) -> dto::AllocationPlan {
     let mut shown = dto::AllocationPlan {
         sku: plan.sku.name,
@@ -89,14 +89,14 @@ pub(super) async fn to_dtos(
     Ok(items)
 }
 
-/// What was read for all of a page at once.
+/// What is read once for a whole page of allocations.
 struct Known {
     names: HashMap<NodeId, String>,
     addresses: HashMap<SlotId, Ipv4Addr>,
     machines: HashMap<NodeId, SshAddress>,
 }
 
-/// Where to sign in to the whole hosts among these.
+/// SSH addresses of the machines among these allocations.
 async fn machines(control: &Control, allocations: &[Allocation]) -> Result<HashMap<NodeId, SshAddress>, ControlError> {
     let is_whole = |one: &&Allocation| one.terms.product == Product::BareMetal && one.state.is_held();
     let ids: Vec<String> = allocations.iter().filter(is_whole).filter_map(|one| one.node_id).map(machine_id).collect();
@@ -107,7 +107,7 @@ async fn machines(control: &Control, allocations: &[Allocation]) -> Result<HashM
     Ok(found.into_iter().filter_map(|machine| Some((machine.node_id, machine.ssh_address?))).collect())
 }
 
-/// The slot by whose address a guest is reached, as long as it has it.
+/// The slot whose address a guest is reached at. `None` for machines and for allocations that have ended.
 fn first_slot(allocation: &Allocation) -> Option<SlotId> {
     match allocation.terms.product {
         Product::Slice { .. } => allocation.slots.first().copied().filter(|_| !allocation.state.is_terminal()),

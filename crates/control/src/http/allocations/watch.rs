@@ -1,4 +1,4 @@
-//! Watching an allocation live, as server-sent events, and its history.
+//! Streams changes of an allocation as server-sent events, and serves its history.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use crate::error::ControlError;
 use crate::http::page_limit;
 use crate::http::problem::{Params, Rejected};
 
-/// Stands behind the wake-ups.
+/// Fallback in case a wake-up is lost.
 const SLOW_POLL: Duration = Duration::from_secs(10);
 
 pub(in crate::http) async fn watch(
@@ -40,7 +40,7 @@ pub(in crate::http) async fn watch(
             return Err(ControlError::BadInput { code: "until_invalid", message }.into());
         }
     };
-    // Subscribed before the first look, so that no change falls between the two.
+    // Subscribe before the first read, so that no change is missed in between.
     let mut wakeups = control.store.wakeups();
     let (allocation, audience) = (caller.allocation()?.id, caller.audience());
     let events = async_stream::stream! {
@@ -48,7 +48,7 @@ pub(in crate::http) async fn watch(
         loop {
             let seen = match look(&control, audience, allocation).await {
                 Ok(seen) => seen,
-                // The client comes back and sees the truth then.
+                // The client reconnects and then sees the current state.
                 Err(error) => {
                     tracing::warn!(%allocation, error = %crate::link::chain(&error), "watch ended");
                     return;
@@ -101,7 +101,7 @@ async fn look(control: &Control, audience: Audience, id: AllocationId) -> Result
     to_dto(control, audience, get(control, id).await?).await
 }
 
-/// What happened to an allocation: the oldest first.
+/// The history of an allocation, oldest entry first.
 pub(in crate::http) async fn history(
     State(control): State<Arc<Control>>,
     Extension(caller): Extension<Caller>,

@@ -66,7 +66,7 @@ pub(super) async fn shown(control: &Control, caller: &Caller, task: TaskRecord) 
     Ok(caller.audience().task(to_dto(control, task).await?))
 }
 
-/// A task as operators see it, with what its receipt says.
+/// A task as operators see it, with the contents of its receipt.
 pub(super) async fn to_dto(control: &Control, task: TaskRecord) -> Result<dto::Task, ControlError> {
     let name = nodes::name_of(control, task.node_id).await?;
     with_receipt(control, task, name).await
@@ -79,7 +79,7 @@ async fn with_receipt(control: &Control, task: TaskRecord, node_name: String) ->
     };
     let mut shown = row_to_dto(control, task, node_name);
     if let Some(row) = receipt {
-        // Verified when it was stored; this is only for show. `gpuaas task verify` checks it again.
+        // The signature was verified when the receipt was stored; this is only for display. `gpuaas task verify` verifies it again.
         let payload = dsse::payload_unverified(&row.receipt).map_err(|e| ControlError::Internal(e.to_string()))?;
         let reported: receipt::Payload = serde_json::from_slice(&payload).map_err(|e| ControlError::Internal(e.to_string()))?;
         let output = reported.output.map(|raw| serde_json::from_str(raw.get())).transpose();
@@ -89,7 +89,7 @@ async fn with_receipt(control: &Control, task: TaskRecord, node_name: String) ->
     Ok(shown)
 }
 
-/// A task as its row tells it.
+/// A task from its row alone, without the receipt.
 pub(super) fn row_to_dto(control: &Control, task: TaskRecord, node_name: String) -> dto::Task {
     let progress = if task.state.ended() { None } else { control.progress.get(task.id) };
     dto::Task {

@@ -1,4 +1,4 @@
-//! Watching a task live, as server-sent events.
+//! Streams changes of a task as server-sent events.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use crate::audience::Audience;
 use crate::error::ControlError;
 use crate::http::problem::{Rejected, Segments};
 
-/// Stands behind the wake-ups.
+/// Fallback in case a wake-up is lost.
 const SLOW_POLL: Duration = Duration::from_secs(10);
 
 pub(in crate::http) async fn watch(
@@ -31,7 +31,7 @@ pub(in crate::http) async fn watch(
     Segments(id): Segments<TaskId>,
 ) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, Rejected> {
     let audience = caller.audience();
-    // Subscribed before the first look, so that no change falls between the two.
+    // Subscribe before the first read, so that no change is missed in between.
     let mut wakeups = control.store.wakeups();
     get(&control, id).await?;
     let events = async_stream::stream! {
@@ -46,7 +46,7 @@ pub(in crate::http) async fn watch(
                         return;
                     }
                 }
-                // The client comes back and sees the truth then.
+                // The client reconnects and then sees the current state.
                 Err(error) => {
                     tracing::warn!(task = %id, error = %crate::link::chain(&error), "watch ended");
                     return;
@@ -85,7 +85,7 @@ pub(in crate::http) async fn watch(
     Ok(Sse::new(events).keep_alive(KeepAlive::new().interval(Duration::from_secs(10))))
 }
 
-/// The task as an event, if it changed since the last look.
+/// The task as an event, if it changed since the last read.
 async fn look(
     control: &Control,
     audience: Audience,
