@@ -4,13 +4,12 @@ use std::time::Duration;
 
 use gpuaas_runtime::simulation::next_random;
 
-/// A source of random choices.
 #[derive(Clone, Debug)]
 pub(crate) struct Chance(u64);
 
 impl Chance {
     pub(crate) fn new(seed: u64) -> Self {
-        // Neighboring seeds must not lead to similar choices.
+        // Scrambles the seed, so that neighboring seeds do not lead to similar choices.
         let mut state = seed ^ 0x6770_7561_6173;
         next_random(&mut state);
         Self(state)

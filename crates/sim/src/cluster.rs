@@ -25,9 +25,9 @@ use crate::{Report, Violation};
 const STEP: Duration = Duration::from_millis(50);
 /// How long everything may take to settle after all faults are repaired.
 const SETTLES_WITHIN: Duration = Duration::from_secs(90);
-/// After that, this much time passes at once, so that every timer has expired.
+/// Once everything has settled, the clocks jump ahead by this many microseconds, so that every timer expires.
 const LAST_LEAP: i64 = 60 * 3_600_000_000;
-/// After that, everything has this long to end.
+/// How long every task may take to end after the jump.
 const ENDS_WITHIN: Duration = Duration::from_secs(100);
 
 const POLICY: &str = "allowed_tasks = [\"diag.ping\"]\n";
@@ -38,7 +38,7 @@ fn node_name(node: usize) -> String {
     format!("node-{node}")
 }
 
-/// Runs one seed. `broken` names the promises that the programs break on purpose, to test that it is noticed.
+/// Runs one seed. `broken` names the promises that the programs break on purpose, to test that the simulation notices.
 pub fn run(seed: u64, broken: &[&str]) -> Result<Report, Violation> {
     let plan = Plan::from_seed(seed);
     let mut run = match Run::new(seed, &plan, broken) {
@@ -75,16 +75,16 @@ struct Run {
     states: Vec<PathBuf>,
     thief: Arc<Thief>,
     thief_host: Arc<Host>,
-    /// The node whose identity was copied, and whether the thief stays.
+    /// The node whose identity was copied, and whether the thief stays until the end.
     theft: Option<(usize, bool)>,
     operator: Arc<Operator>,
     promises: Option<Promises>,
     tasks: Vec<Asked>,
     retirements: Vec<(usize, usize)>,
-    /// Rotations whose old key will be revoked, and revocations with their key.
+    /// Requests for key rotations, whose old key will be revoked, and for revocations, with their key.
     rotations: Vec<usize>,
     revocations: Vec<(usize, String)>,
-    /// The time that has passed for all hosts beyond the steps.
+    /// Microseconds by which the clocks of all hosts have jumped ahead of the steps.
     leapt: i64,
     skews: [i64; NODES + 1],
     activity: u64,
@@ -213,7 +213,8 @@ impl Run {
         Ok(())
     }
 
-    /// Checks that the copy was noticed: the owner and the thief were both alive for a while, unless the thief has left.
+    /// Checks that the control plane noticed the copied identity. Only for a thief that stays: then it and the real agent were
+    /// both connected for a while.
     fn check_theft(&mut self) -> Result<(), Broken> {
         let (Some((node, true)), Some(promises)) = (self.theft, &mut self.promises) else { return Ok(()) };
         let got = self.thief.got();
@@ -240,7 +241,7 @@ impl Run {
         let Some(promises) = &mut self.promises else { return Ok(()) };
         for task in self.tasks.iter_mut().filter(|task| task.id.is_none()) {
             let Some(answer) = self.operator.answer(task.order) else { continue };
-            // A node that is retired or drained for good rejects tasks; that is an answer too.
+            // A rejected request has no id: a node that is retired or drained for good rejects tasks.
             if let Some(id) = answer.body.get("id").and_then(|id| id.as_str()).filter(|_| answer.status < 300) {
                 promises.acknowledge(id);
                 promises.note(at, format_args!("the operator knows {id}"));
@@ -327,7 +328,7 @@ impl Run {
                 self.tasks.push(Asked { order, id: None });
             }
             Event::Cancel { number } => {
-                // Tasks are numbered in the order of the plan, not of the requests: any of them will do.
+                // The number is an index into the plan, not into the tasks known so far; any task will do.
                 let known: Vec<&String> = self.tasks.iter().filter_map(|task| task.id.as_ref()).collect();
                 if !known.is_empty() {
                     let path = routes::fill(routes::TASK_CANCEL, &[known[number % known.len()]]).unwrap_or_default();
@@ -446,7 +447,6 @@ fn make_folder(path: &Path) -> Result<(), Broken> {
     gpuaas_host::private_file::make_folder(path).map_err(|error| format!("harness: {error}"))
 }
 
-/// Runs the server.
 async fn serve(host: Arc<Host>, operator: Arc<Operator>, data_dir: PathBuf) -> turmoil::Result {
     let _settled = host.settle();
     let config = ServerConfig {

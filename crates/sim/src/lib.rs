@@ -20,13 +20,13 @@ pub use cluster::run;
 /// The result of a run that kept every promise.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
-    /// The seed.
+    /// The seed that the run derives from.
     pub seed: u64,
-    /// Everything that changed, in order.
+    /// Everything that changed, in order. Two runs of one seed have the same history.
     pub history: Vec<String>,
-    /// Tasks that were requested.
+    /// Number of tasks that were requested.
     pub tasks: usize,
-    /// Effects on hosts.
+    /// Number of effects on hosts.
     pub effects: usize,
 }
 
@@ -35,7 +35,7 @@ pub struct Report {
 pub struct Violation {
     /// The seed. It always breaks the same promise in the same way.
     pub seed: u64,
-    /// What was broken. It begins with the promise's name.
+    /// What went wrong. It begins with the name of the broken promise.
     pub what: String,
     /// The time in simulated seconds, and the history.
     pub account: String,

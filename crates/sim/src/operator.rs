@@ -12,7 +12,7 @@ use tokio::sync::Notify;
 
 /// The address of the server's REST API.
 pub(crate) const API: &str = "127.0.0.1:8080";
-/// Longest wait for one answer.
+/// Timeout of one request.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A request. It is repeated after every failure, so it must be idempotent.
@@ -23,14 +23,14 @@ pub(crate) struct TaskOrder {
     pub(crate) idempotency_key: Option<String>,
 }
 
-/// A definite answer.
+/// A final answer, one that is not retried.
 #[derive(Clone, Debug)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
     pub(crate) body: serde_json::Value,
 }
 
-/// The requests and their answers. It survives the server's crashes.
+/// The requests and their answers. They survive crashes of the server.
 #[derive(Default)]
 pub(crate) struct Operator {
     requests: Mutex<BTreeMap<usize, (TaskOrder, Option<Answer>)>>,
@@ -84,7 +84,7 @@ impl Operator {
 async fn until_answered(order: &TaskOrder, token: &str) -> Answer {
     loop {
         match tokio::time::timeout(PATIENCE, once(order, token)).await {
-            // The server may be overloaded or shutting down; anything else is an answer.
+            // With a status of 500 or more the server may be overloaded or shutting down; anything else is final.
             Ok(Ok(answer)) if answer.status < 500 => return answer,
             Ok(Ok(answer)) => tracing::debug!(?order, ?answer, "no answer yet"),
             Ok(Err(error)) => tracing::debug!(?order, error, "no answer yet"),

@@ -7,16 +7,16 @@ use gpuaas_agent::config::TransportChoice;
 
 use crate::chance::Chance;
 
-/// Nodes of a simulated cluster.
+/// Number of nodes in a simulated cluster.
 pub(crate) const NODES: usize = 3;
-/// Until then everything enrolls, without faults.
+/// When faults begin. Before that, all nodes enroll undisturbed.
 pub(crate) const CHAOS_BEGINS: Duration = Duration::from_secs(10);
 
 const HOUR: i64 = 3_600_000_000;
 const MINUTE: i64 = 60_000_000;
 const SECOND: i64 = 1_000_000;
 
-/// The hosts with a clock and a disk.
+/// A host, which has a clock and a disk of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Who {
     Server,
@@ -31,7 +31,6 @@ pub(crate) enum Cut {
     FromServer,
 }
 
-/// An event of the plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
     /// The operator requests a ping.
@@ -57,7 +56,7 @@ pub(crate) enum Event {
         node: usize,
     },
     RotateKey,
-    /// The active key is revoked; another one replaces it.
+    /// The active signing key is revoked, and another one replaces it.
     RevokeKey,
     CutLink {
         node: usize,
@@ -66,7 +65,7 @@ pub(crate) enum Event {
     MendLink {
         node: usize,
     },
-    /// Messages are held back, not lost: the link looks open.
+    /// Messages are held back but not lost, so the link looks open.
     Silence {
         node: usize,
     },
@@ -82,18 +81,18 @@ pub(crate) enum Event {
     },
     /// From now on the host's clock is wrong by this many microseconds.
     Skew(Who, i64),
-    /// Time passes for all hosts, far more than the run could wait for.
+    /// The clocks of all hosts jump ahead by this many microseconds, far more than a run could wait for.
     TimePasses(i64),
     /// This percentage of messages is sent twice or overtakes others.
     Duplicates(u64),
-    /// A thief copies the files of a node and uses them: until the end, or once.
+    /// A thief copies the files of a node and uses them, until the end of the run or once.
     Theft {
         node: usize,
         stays: bool,
     },
 }
 
-/// A run.
+/// Everything that happens in a run.
 #[derive(Clone)]
 pub(crate) struct Plan {
     pub(crate) transports: [TransportChoice; NODES],
@@ -113,7 +112,7 @@ impl fmt::Debug for Plan {
     }
 }
 
-/// Clocks that are barely right, barely wrong, and very wrong.
+/// Clock errors just below the tolerance, just above it, and far above it.
 const SKEWS: [i64; 8] = [59 * SECOND, -59 * SECOND, 61 * SECOND, -61 * SECOND, 10 * MINUTE, -10 * MINUTE, 48 * HOUR, -48 * HOUR];
 
 impl Plan {
@@ -203,8 +202,8 @@ impl Plan {
         }
     }
 
-    /// Adds a thief to one of four runs. Not if a node is retired or certificates may be invalid: the copy is then worthless, and
-    /// need not be noticed.
+    /// Adds a thief to a quarter of the runs, except where a node is retired or certificates may be invalid: there the copy is worthless
+    /// and need not be noticed.
     fn add_thief(&mut self, chance: &mut Chance) {
         let worthless =
             |event: &Event| matches!(event, Event::Retire { .. } | Event::TimePasses(_) | Event::Skew(Who::Server, _));

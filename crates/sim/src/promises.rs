@@ -1,4 +1,4 @@
-//! What must never happen, checked after every step: the store's promises against what the hosts really did.
+//! The invariants of the system, checked after every step by comparing the store with what the hosts really did.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ use sqlx::{ConnectOptions as _, Row as _};
 /// A broken promise, as a sentence that begins with the promise's name.
 pub(crate) type Broken = String;
 
-/// A task in the store.
+/// A row of the table `tasks`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Task {
     node: String,
@@ -29,7 +29,7 @@ struct Task {
     dispatches: i64,
 }
 
-/// The relay may delete events that were published longer ago than this (it keeps them for ninety days; clocks differ a little).
+/// Events older than this may be missing: the relay deletes them 90 days after publication, and clocks differ a little.
 const EVENTS_KEPT: Duration = Duration::from_secs(89 * 24 * 3600);
 
 /// The promises and the state observed so far.
@@ -40,13 +40,13 @@ pub(crate) struct Promises {
     effects: BTreeMap<String, usize>,
     /// Ids that were returned to the operator.
     acknowledged: BTreeSet<String>,
-    /// Nodes whose retirement was acknowledged, and how many envelopes they had been sent.
+    /// Nodes whose retirement was acknowledged, and how many envelopes they had received by then.
     retired: BTreeMap<String, i64>,
-    /// Signing keys whose revocation was acknowledged, and how many envelopes they had signed.
+    /// Signing keys whose revocation was acknowledged, and how many envelopes they had signed by then.
     revoked: BTreeMap<String, i64>,
-    /// Nodes whose identity was copied. The copy can report anything about its node until it is noticed.
+    /// Nodes whose identity was copied. Until the thief is noticed, it can report anything about its node.
     stolen: BTreeSet<String>,
-    /// Everything that changed, in order: two runs of one seed must give the same history.
+    /// Everything that changed, in order. Two runs of one seed must have the same history.
     history: Vec<String>,
 }
 
@@ -96,7 +96,7 @@ impl Promises {
         let sql = "SELECT id, session_instance FROM nodes WHERE name = $1";
         let row = wait(sqlx::query(sql).bind(name).fetch_one(&mut self.store)).map_err(unreadable)?;
         self.stolen.insert(text(&row, "id"));
-        // A node that is offline now was online before: any id will do.
+        // The node was online before but is offline now, so any instance id will do.
         let instance = row.get::<Option<String>, _>("session_instance");
         Ok(instance.unwrap_or_else(|| gpuaas_contract::id::AgentInstanceId::generate().to_string()))
     }
@@ -131,7 +131,7 @@ impl Promises {
         wait(sqlx::query(sql).fetch_all(&mut self.store)).map_err(unreadable)
     }
 
-    /// Returns the names of the nodes and their ids.
+    /// Returns node ids by name.
     pub(crate) fn nodes(&mut self) -> Result<BTreeMap<String, String>, Broken> {
         let rows = self.rows("SELECT id, name FROM nodes")?;
         Ok(rows.iter().map(|row| (text(row, "name"), text(row, "id"))).collect())
@@ -235,7 +235,7 @@ impl Promises {
         }
     }
 
-    /// Checks what must hold after all faults are repaired and everything had time to finish.
+    /// Checks what must hold once all faults are repaired and everything has had time to finish.
     pub(crate) fn check_end(&mut self, leapt: Duration) -> Result<(), Broken> {
         for (id, task) in &self.tasks {
             if !task.state.ended() {
@@ -310,7 +310,7 @@ impl Promises {
         Ok(())
     }
 
-    /// Checks that every change of a task left its event and its audit row. A relay may have deleted old events.
+    /// Checks that every change of a task left its event and its audit row. If `forgotten`, the relay may have deleted old events.
     fn check_records(&mut self, forgotten: bool) -> Result<(), Broken> {
         let sql = "SELECT tasks.id, tasks.version, \
                    (SELECT COUNT(*) FROM outbox WHERE outbox.subject = tasks.id) AS events, \

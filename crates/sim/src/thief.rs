@@ -1,7 +1,7 @@
-//! A thief among the agents: it has a copy of a node's files, knows the instance id of its agent, and tries to get the node's
-//! offers.
+//! A thief among the agents: it has a copy of a node's files, knows the instance id of its agent, and tries to receive the tasks that are
+//! offered to the node.
 //!
-//! It does not have the memory of the agent's process, and so does not know the secret of the node's link.
+//! It cannot read the memory of the agent's process, so it does not know the secret of the node's link.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,11 +18,11 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use tokio::sync::{Notify, mpsc};
 use tokio_stream::wrappers::ReceiverStream;
 
-/// Time limit for a connection, and then for the first answer.
+/// Time limit for connecting, and again for the first answer.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long a thief that leaves keeps its link.
+/// How long a thief that does not stay keeps its link.
 const STAYS_FOR: Duration = Duration::from_secs(6);
-/// Longest wait before it tries again, in milliseconds.
+/// Maximum delay before the next attempt, in milliseconds.
 const TRIES_AGAIN: u64 = 4_000;
 
 /// The copied data.
@@ -34,12 +34,12 @@ pub(crate) struct Loot {
     instance: String,
 }
 
-/// What the thief received.
+/// What the control plane gave the thief.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Got {
-    /// Links that were accepted.
+    /// Number of links that were accepted.
     pub(crate) welcomes: usize,
-    /// Tasks that were offered to it.
+    /// Number of tasks that were offered.
     pub(crate) offers: usize,
 }
 
@@ -79,18 +79,17 @@ impl Loot {
 }
 
 impl Thief {
-    /// Gives the thief the copied files. If it `stays`, it tries until the end; otherwise it leaves after its first link.
+    /// Gives the thief the copied files. If `stays` is set, it keeps connecting until the end; otherwise it leaves after its first link.
     pub(crate) fn take(&self, loot: Loot, stays: bool) {
         *lock(&self.loot) = Some((loot, stays));
         self.ready.notify_one();
     }
 
-    /// Returns what it received so far.
+    /// Returns what the thief has received so far.
     pub(crate) fn got(&self) -> Got {
         lock(&self.got).clone()
     }
 
-    /// Runs the thief.
     pub(crate) async fn run(self: Arc<Self>, host: Arc<Host>, server: String) -> turmoil::Result {
         let _settled = host.settle();
         let (loot, stays) = loop {

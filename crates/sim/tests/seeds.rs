@@ -1,4 +1,4 @@
-//! Runs many seeds, replays one, and breaks promises on purpose to test that it is noticed.
+//! Runs many seeds, replays one, and breaks promises on purpose to test that the simulation notices.
 //!
 //! `GPUAAS_SIM_SEEDS=from..to` runs other seeds. `GPUAAS_SIM_SEED=n` runs a single one and prints its history, with the programs'
 //! own log if `GPUAAS_LOG` is set and with the promises of `GPUAAS_SIM_BREAK` broken. `cargo xtask sim` sets all of these.
@@ -27,7 +27,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Runs the seeds on every core. Stops at the first that breaks a promise.
+/// Runs the seeds on all cores. Stops at the first one that breaks a promise.
 fn first_violation(seeds: Range<u64>, broken: &[&str]) -> Option<Violation> {
     let next = AtomicU64::new(seeds.start);
     let found: Mutex<Option<Violation>> = Mutex::new(None);
@@ -45,7 +45,7 @@ fn first_violation(seeds: Range<u64>, broken: &[&str]) -> Option<Violation> {
                     }
                     if let Err(violation) = run(seed, broken) {
                         let mut found = lock(&found);
-                        // The lowest of those that were found at the same time.
+                        // Several threads may find a violation at the same time; report the lowest seed.
                         if found.as_ref().is_none_or(|other| violation.seed < other.seed) {
                             *found = Some(violation);
                         }
@@ -86,7 +86,7 @@ fn a_seed_happens_in_the_same_way_every_time() {
     }
 }
 
-/// Each of these breaks one promise in the programs. The simulation must notice, and name it.
+/// Each entry breaks one promise in the programs. The simulation must notice it, and name the promise.
 #[test]
 fn a_broken_promise_is_noticed() {
     for (broken, noticed) in [

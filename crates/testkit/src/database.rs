@@ -7,7 +7,7 @@ use sqlx::{AssertSqlSafe, Connection as _, PgConnection};
 /// The variable with the URL of a PostgreSQL server in which tests create databases. `cargo xtask test` sets it.
 pub const PG_URL_VARIABLE: &str = "GPUAAS_TEST_PG_URL";
 
-/// An empty database that is dropped with this value.
+/// An empty database. It is dropped together with this value.
 #[derive(Debug)]
 pub struct PgDatabase {
     server: String,
@@ -22,7 +22,7 @@ impl PgDatabase {
     }
 }
 
-/// Creates a fresh database, or prints that there is no PostgreSQL server.
+/// Creates a fresh database. Returns `None` and prints a line if there is no PostgreSQL server.
 pub fn pg_database() -> Option<PgDatabase> {
     static NUMBER: AtomicU32 = AtomicU32::new(1);
     let Some(server) = std::env::var(PG_URL_VARIABLE).ok().filter(|url| !url.is_empty()) else {

@@ -7,7 +7,7 @@ use rustix::mount::{MountFlags, UnmountFlags, mount, mount_remount, unmount};
 
 use crate::skip;
 
-/// A small file system that is unmounted with this value. Declare it before the programs that use it.
+/// A small file system, unmounted on drop. Declare it before the programs that use it, so that it is dropped after them.
 #[derive(Debug)]
 pub struct SmallDisk {
     at: PathBuf,
@@ -27,7 +27,7 @@ impl SmallDisk {
         }
     }
 
-    /// Changes its size.
+    /// Changes the size of the file system.
     pub fn resize(&self, bytes: u64) {
         mount_remount(&self.at, MountFlags::empty(), format!("size={bytes}")).expect("the file system can be resized");
     }
@@ -55,7 +55,7 @@ impl Drop for SmallDisk {
     }
 }
 
-/// The content that fills a disk.
+/// A file that fills a disk. It is removed on drop.
 #[derive(Debug)]
 pub struct Ballast {
     path: PathBuf,

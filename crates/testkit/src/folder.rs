@@ -18,12 +18,12 @@ impl TempDir {
         Self { folder: Some(folder) }
     }
 
-    /// Returns its path.
+    /// Returns the path of the folder.
     pub fn path(&self) -> &Path {
         self.folder.as_ref().map_or(Path::new(""), tempfile::TempDir::path)
     }
 
-    /// Returns a path inside it.
+    /// Returns a path inside the folder.
     pub fn join(&self, name: impl AsRef<Path>) -> PathBuf {
         self.path().join(name)
     }

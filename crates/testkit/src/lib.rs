@@ -1,4 +1,4 @@
-//! Shared helpers of the end-to-end tests. A dev-dependency only, which a tidy test checks.
+//! Shared helpers for the end-to-end tests. This crate is a dev-dependency only; a tidy test checks that.
 //!
 //! Helpers panic with a message when something is wrong. If a test cannot run on this machine (no PostgreSQL, not root), the
 //! helper prints the reason on standard error and returns `None`; the test then returns.
@@ -41,10 +41,10 @@ pub const PATIENCE: std::time::Duration = std::time::Duration::from_secs(60);
 
 /// Returns a port that is free on every address.
 ///
-/// It is between 10000 and 31999, below the range for outgoing connections, and never the same twice in a process.
+/// The port is between 10000 and 31999, below the range for outgoing connections, and never the same twice in a process.
 pub fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
-    // Test programs run at the same time, so each starts its search at another port.
+    // Test programs run concurrently, so each starts its search at a different port.
     let first = u16::try_from(std::process::id() % 220).unwrap_or(0) * 100;
     for _ in 0..22_000 {
         let port = 10_000 + (first + NEXT.fetch_add(1, Ordering::Relaxed)) % 22_000;

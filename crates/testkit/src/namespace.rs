@@ -4,7 +4,7 @@ use std::net::Ipv4Addr;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// A network namespace with one virtual cable to the host. Removed when dropped.
+/// A network namespace with one virtual Ethernet cable to the host. Removed on drop.
 #[derive(Debug)]
 pub struct NetNs {
     name: String,
@@ -15,7 +15,7 @@ pub struct NetNs {
 }
 
 impl NetNs {
-    /// Creates a namespace, or prints why that is not possible. Needs root and the program `ip`.
+    /// Creates a namespace. Returns `None` and prints why if that is not possible. Needs root and the program `ip`.
     #[allow(clippy::new_ret_no_self, reason = "a machine may not be able to")]
     pub fn new() -> Option<Self> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
@@ -24,8 +24,7 @@ impl NetNs {
             crate::skip(what, "only root can make one");
             return None;
         }
-        // Chooses one of the 16384 networks of four addresses in 10.213.0.0/16 that is not in use, starting at one that depends
-        // on the process.
+        // Chooses an unused one of the 16384 networks of four addresses in 10.213.0.0/16, starting at one that depends on the process id.
         let in_use = match ip(&["-oneline", "-4", "address", "show"]) {
             Ok(addresses) => addresses,
             Err(error) => {
@@ -48,7 +47,7 @@ impl NetNs {
             crate::skip(what, &error);
             return None;
         }
-        // From here on a drop cleans up, also when a step below panics.
+        // From here on `drop` cleans up, even if a step below panics.
         namespace.connect();
         Some(namespace)
     }
@@ -65,17 +64,17 @@ impl NetNs {
         run(&["-netns", inside, "link", "set", "lo", "up"]);
     }
 
-    /// Returns its name in `ip netns`.
+    /// Returns the name of the namespace in `ip netns`.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Returns the host's address as seen from inside.
+    /// Returns the address of the host on the cable.
     pub fn host_address(&self) -> Ipv4Addr {
         self.host_address
     }
 
-    /// Returns the address inside.
+    /// Returns the address of the namespace on the cable.
     pub fn address(&self) -> Ipv4Addr {
         self.address
     }

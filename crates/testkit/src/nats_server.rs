@@ -9,7 +9,7 @@ pub const NATS_URL_VARIABLE: &str = "GPUAAS_TEST_NATS_URL";
 /// The variable with the path of `nats-server`. `cargo xtask test` sets it.
 pub const NATS_SERVER_VARIABLE: &str = "GPUAAS_NATS_SERVER";
 
-/// Returns the URL of the shared NATS server, or prints that there is none. Use names from [`unique_name`] on it.
+/// Returns the URL of the shared NATS server. Returns `None` and prints a line if there is none. Use names from [`unique_name`] on it.
 pub fn nats_url() -> Option<String> {
     program::from_environment(NATS_URL_VARIABLE, "a test on NATS", "NATS")
 }
@@ -23,7 +23,7 @@ pub fn unique_name(what: &str) -> String {
     format!("{what}_{}_{started}_{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed))
 }
 
-/// A NATS server with JetStream with its own folder and port. Killed and removed with this value.
+/// A NATS server with its own folder and port. Killed and removed on drop.
 #[derive(Debug)]
 pub struct NatsServer {
     launch: Launch,
@@ -34,12 +34,12 @@ pub struct NatsServer {
 }
 
 impl NatsServer {
-    /// Starts a server. Returns `None` and prints a line if it is not available.
+    /// Starts a server with JetStream. Returns `None` and prints a line if `nats-server` is not installed.
     pub fn start() -> Option<Self> {
         Self::start_with(&["-js"])
     }
 
-    /// Starts a server without JetStream. Returns `None` and prints a line if it is not available.
+    /// Starts a server without JetStream. Returns `None` and prints a line if `nats-server` is not installed.
     pub fn start_without_jetstream() -> Option<Self> {
         Self::start_with(&[])
     }
@@ -57,17 +57,17 @@ impl NatsServer {
         Some(Self { launch, port, program, folder })
     }
 
-    /// Returns its URL.
+    /// Returns the URL of the server.
     pub fn url(&self) -> String {
         format!("nats://127.0.0.1:{}", self.port)
     }
 
-    /// Returns its port on 127.0.0.1.
+    /// Returns the port of the server on 127.0.0.1.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// Kills it without a clean shutdown.
+    /// Kills the server without a clean shutdown.
     pub fn kill(&mut self) {
         self.program.sigkill();
     }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use crate::{Launch, PATIENCE, Program, TempDir, eventually, free_port, skip};
 
-/// A PostgreSQL server with its own folder and port. Killed and removed with this value.
+/// A PostgreSQL server with its own folder and port. Killed and removed on drop.
 #[derive(Debug)]
 pub struct PrivatePostgres {
     launch: Launch,
@@ -15,7 +15,7 @@ pub struct PrivatePostgres {
 }
 
 impl PrivatePostgres {
-    /// Creates and starts a server. Returns `None` and prints a line if it is not available.
+    /// Creates and starts a server. Returns `None` and prints a line if PostgreSQL is not installed.
     pub fn start() -> Option<Self> {
         let Some(programs) = programs() else {
             skip("a test that kills PostgreSQL", "it is not installed; run `cargo xtask test`, which installs it");
@@ -37,12 +37,12 @@ impl PrivatePostgres {
         Some(Self { launch, port, program, folder })
     }
 
-    /// Returns its URL.
+    /// Returns the URL of the server's database `postgres`.
     pub fn url(&self) -> String {
         format!("postgres://postgres@127.0.0.1:{}/postgres", self.port)
     }
 
-    /// Kills the postmaster. Its children notice and end.
+    /// Kills the postmaster. Its children notice that and exit.
     pub fn kill_postmaster(&mut self) {
         self.program.sigkill();
     }
@@ -68,19 +68,19 @@ impl PrivatePostgres {
                 if !program.is_running() {
                     return Some(false);
                 }
-                // The file of a killed postmaster may still exist and also say `ready`, with another id.
+                // The file of a killed postmaster may still exist and also say `ready`, but with another process id.
                 let state = std::fs::read_to_string(folder.join("data/postmaster.pid")).unwrap_or_default();
                 let mut lines = state.lines();
                 let ours = lines.next().is_some_and(|id| id.trim() == program.id().to_string());
                 (ours && lines.nth(6).is_some_and(|line| line.trim() == "ready")).then_some(true)
             });
-            // Children of a killed postmaster hold its shared memory until they notice; then the start is retried.
+            // Retried if this fails: the children of a killed postmaster hold its shared memory until they notice.
             ready.then_some(program)
         })
     }
 }
 
-/// Returns the folder with `initdb` and `postgres`, newest version first.
+/// Returns the folder with `initdb` and `postgres` of the newest installed version.
 fn programs() -> Option<PathBuf> {
     let complete = |folder: &PathBuf| folder.join("initdb").is_file() && folder.join("postgres").is_file();
     let versions = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
@@ -93,7 +93,7 @@ fn programs() -> Option<PathBuf> {
     numbered.pop().map(|(_, folder)| folder).or_else(|| std::env::split_paths(&path).find(complete))
 }
 
-/// The user that runs it: PostgreSQL refuses root.
+/// The user and group that run the server, because PostgreSQL refuses to run as root. `None` is the current user.
 struct Owner(Option<(u32, u32)>);
 
 impl Owner {

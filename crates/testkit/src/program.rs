@@ -14,7 +14,7 @@ use crate::{Failpoints, NetNs, eventually};
 /// Maximum number of bytes of a log that are printed when a test fails.
 const TAIL_BYTES: usize = 16 * 1024;
 
-/// How to start a program. Of the test's environment it gets only the search path.
+/// How to start a program. The program inherits only `PATH` from the environment of the test.
 #[derive(Clone, Debug)]
 pub struct Launch {
     program: PathBuf,
@@ -69,13 +69,13 @@ impl Launch {
         self
     }
 
-    /// Lets the program stop at armed failpoints.
+    /// Makes the program stop at armed failpoints.
     #[must_use]
     pub fn failpoints(self, failpoints: &Failpoints) -> Self {
         self.env(gpuaas_failpoint::DIRECTORY_VARIABLE, failpoints.folder())
     }
 
-    /// Runs the program in that network namespace.
+    /// Runs the program in this network namespace.
     #[must_use]
     pub fn in_namespace(mut self, namespace: &NetNs) -> Self {
         self.namespace = Some(namespace.name().to_owned());
@@ -83,8 +83,8 @@ impl Launch {
     }
 
     /// Returns the same program with a fault in its system calls. `rule` is an argument of `strace --inject`, such as
-    /// `fdatasync:error=EIO:when=2`, and applies only to calls on the file `on`. The injected faults are in `log`. Returns `None`
-    /// and prints a line without strace.
+    /// `fdatasync:error=EIO:when=2`, and applies only to calls on the file `on`. Injected faults are logged to `log`. Returns `None` and
+    /// prints a line if strace is not installed.
     #[must_use]
     pub fn with_fault(&self, rule: &str, on: &Path, log: &Path) -> Option<Self> {
         let path = std::env::var_os("PATH").unwrap_or_default();
@@ -120,7 +120,7 @@ impl Launch {
         wrapped
     }
 
-    /// Starts the program. Its output goes to files in `folder`, which is also its home and its working folder.
+    /// Starts the program. Its output goes to files in `folder`, which is also its home and working directory.
     #[track_caller]
     pub fn start(&self, folder: &Path) -> Program {
         static STARTS: AtomicU32 = AtomicU32::new(1);
@@ -145,8 +145,7 @@ impl Launch {
         (status, program.stdout(), program.stderr())
     }
 
-    /// Builds the command. `ip netns exec` replaces itself with the program, so that the process id is the program's own either
-    /// way.
+    /// Builds the command. `ip netns exec` replaces itself with the program, so the process id is always the program's own.
     fn command(&self) -> Command {
         let mut command = match &self.namespace {
             None => Command::new(&self.program),
@@ -172,17 +171,17 @@ pub struct Program {
 }
 
 impl Program {
-    /// Returns its process id.
+    /// Returns the process id of the program.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// Returns its standard output so far.
+    /// Returns the standard output so far.
     pub fn stdout(&self) -> String {
         read(&self.stdout)
     }
 
-    /// Returns its standard error so far.
+    /// Returns the standard error so far.
     pub fn stderr(&self) -> String {
         read(&self.stderr)
     }
@@ -192,7 +191,7 @@ impl Program {
     pub fn wait_for_line(&mut self, pattern: &str, timeout: Duration) -> String {
         let what = format!("{} prints a line with `{pattern}`", self.name);
         let line = eventually(timeout, &what, || {
-            // Checks that it runs before reading its output, so that its last lines are not missed.
+            // Checks whether the program runs before reading its output, so that its last lines are not missed.
             let running = self.is_running();
             let output = [self.stdout(), self.stderr()];
             // Only complete lines count, so that their values are complete.
@@ -204,7 +203,7 @@ impl Program {
         line.unwrap_or_else(|| panic!("{} ended without printing a line with `{pattern}`", self.name))
     }
 
-    /// Returns whether it is still running.
+    /// Returns whether the program is still running.
     pub fn is_running(&mut self) -> bool {
         if self.ended.is_none() {
             self.ended = self.child.try_wait().expect("a child can be waited for");
@@ -212,7 +211,7 @@ impl Program {
         self.ended.is_none()
     }
 
-    /// Kills it at once and waits until it is gone.
+    /// Kills the program with `SIGKILL` and waits until it is gone.
     pub fn sigkill(&mut self) {
         if self.is_running() {
             self.signal(Signal::KILL);
@@ -220,7 +219,7 @@ impl Program {
         }
     }
 
-    /// Aborts it, like a failed assertion, and waits until it is gone.
+    /// Aborts the program with `SIGABRT`, like a failed assertion, and waits until it is gone.
     #[track_caller]
     pub fn crash(&mut self, timeout: Duration) -> ExitStatus {
         if self.is_running() {
@@ -229,7 +228,7 @@ impl Program {
         self.wait(timeout)
     }
 
-    /// Kills it at once together with the processes it started, like a power cut.
+    /// Kills the program together with its child processes, like a power cut.
     pub fn sigkill_family(&mut self) {
         if !self.is_running() {
             return;
@@ -250,21 +249,21 @@ impl Program {
         }
     }
 
-    /// Freezes it, so that its connections stay open without answers.
+    /// Freezes the program, so that its connections stay open but get no answers.
     pub fn pause(&mut self) {
         if self.is_running() {
             self.signal(Signal::STOP);
         }
     }
 
-    /// Continues it after [`Program::pause`].
+    /// Resumes the program after [`Program::pause`].
     pub fn resume(&mut self) {
         if self.is_running() {
             self.signal(Signal::CONT);
         }
     }
 
-    /// Waits for its end.
+    /// Waits until the program ends. Fails the test if it does not end in time.
     #[track_caller]
     pub fn wait(&mut self, timeout: Duration) -> ExitStatus {
         let what = format!("{} ends", self.name);
@@ -293,7 +292,7 @@ impl Drop for Program {
 /// Returns the processes whose parent is `parent`.
 fn children_of(parent: u32) -> Vec<Pid> {
     let parent_of = |stat: &str| {
-        // The name in parentheses may contain anything, so the fields are counted from its end.
+        // The name in parentheses may contain anything, so the fields are counted from the last parenthesis.
         let after_name = &stat[stat.rfind(')')? + 1..];
         after_name.split_whitespace().nth(1)?.parse::<u32>().ok()
     };
@@ -319,7 +318,7 @@ pub(crate) fn find(variable: &str, name: &str, wheel: &str) -> Option<PathBuf> {
     folders.find_map(|folder| Some(folder.join(name)).filter(|file| file.is_file()))
 }
 
-/// Returns the value of a variable that `cargo xtask test` sets, or prints that it is missing.
+/// Returns the value of a variable that `cargo xtask test` sets. Returns `None` and prints a line if it is missing.
 pub(crate) fn from_environment(variable: &str, what: &str, server: &str) -> Option<String> {
     let value = std::env::var(variable).ok().filter(|value| !value.is_empty());
     if value.is_none() {

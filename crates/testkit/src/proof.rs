@@ -1,8 +1,8 @@
-//! The size of a proof: a short form with every test run, a long form under `cargo xtask prove`.
+//! How often a fault test repeats: few times in every test run, many times under `cargo xtask prove`.
 
 /// Set to `long` by `cargo xtask prove`.
 pub const PROVE_VARIABLE: &str = "GPUAAS_PROVE";
-/// Overrides the number of the long form.
+/// The variable that overrides the number of repetitions of the long form.
 pub const PROVE_COUNT_VARIABLE: &str = "GPUAAS_PROVE_COUNT";
 
 /// Returns the number of repetitions: `short` in an ordinary run, `long` (or the number from the variable) in a long one.

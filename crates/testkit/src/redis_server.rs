@@ -7,12 +7,13 @@ pub const REDIS_URL_VARIABLE: &str = "GPUAAS_TEST_REDIS_URL";
 /// The variable with the path of `redis-server`. `cargo xtask test` sets it.
 pub const REDIS_SERVER_VARIABLE: &str = "GPUAAS_REDIS_SERVER";
 
-/// Returns the URL of the shared Redis server, or prints that there is none. Use names from [`crate::unique_name`] on it.
+/// Returns the URL of the shared Redis server. Returns `None` and prints a line if there is none. Use names from
+/// [`crate::unique_name`] on it.
 pub fn redis_url() -> Option<String> {
     program::from_environment(REDIS_URL_VARIABLE, "a test on Redis", "Redis")
 }
 
-/// A Redis server without persistence, on its own port. Killed with this value.
+/// A Redis server without persistence, on its own port. Killed on drop.
 #[derive(Debug)]
 pub struct RedisServer {
     launch: Launch,
@@ -23,7 +24,7 @@ pub struct RedisServer {
 }
 
 impl RedisServer {
-    /// Starts a server. Returns `None` and prints a line if it is not available.
+    /// Starts a server. Returns `None` and prints a line if `redis-server` is not installed.
     pub fn start() -> Option<Self> {
         let Some(path) = program::find(REDIS_SERVER_VARIABLE, "redis-server", "redis") else {
             skip("a test that kills Redis", "redis-server is not installed; run `cargo xtask test`, which installs it");
@@ -36,27 +37,27 @@ impl RedisServer {
         Some(Self { launch, port, program, folder })
     }
 
-    /// Returns its URL.
+    /// Returns the URL of the server.
     pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
-    /// Returns its port on 127.0.0.1.
+    /// Returns the port of the server on 127.0.0.1.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// Kills it. All its data is lost.
+    /// Kills the server. All its data is lost.
     pub fn kill(&mut self) {
         self.program.sigkill();
     }
 
-    /// Freezes it: its connections stay open without answers.
+    /// Freezes the server, so that its connections stay open but get no answers.
     pub fn pause(&mut self) {
         self.program.pause();
     }
 
-    /// Continues it after [`RedisServer::pause`].
+    /// Resumes the server after [`RedisServer::pause`].
     pub fn resume(&mut self) {
         self.program.resume();
     }

@@ -14,16 +14,16 @@ pub const STEP_CA_PROVISIONER: &str = "gpuaas";
 /// Another provisioner with its own authority: [`StepCaServer::other_enrollment`].
 pub const STEP_CA_OTHER_PROVISIONER: &str = "somebody-else";
 
-/// The files of a certificate and its key.
+/// Paths of a certificate and its key.
 #[derive(Clone, Debug)]
 pub struct CertificateFiles {
-    /// The certificate, PEM.
+    /// The certificate, in PEM.
     pub certificate: PathBuf,
-    /// The key, PEM with mode 0600.
+    /// The private key, in PEM with file mode 0600.
     pub key: PathBuf,
 }
 
-/// A step-ca server with a root, an intermediate and two X5C provisioners. Killed with this value.
+/// A step-ca server with a root, an intermediate and two X5C provisioners. Killed on drop.
 #[derive(Debug)]
 pub struct StepCaServer {
     launch: Launch,
@@ -77,8 +77,7 @@ impl Authority {
 }
 
 impl StepCaServer {
-    /// Starts a server whose certificates are valid for `life`, such as `24h`. Returns `None` and prints a line if it is not
-    /// available.
+    /// Starts a server whose certificates are valid for `life`, such as `24h`. Returns `None` and prints a line if step-ca is not built.
     pub fn start(life: &str) -> Option<Self> {
         let Some(path) = program::find(STEP_CA_VARIABLE, "step-ca", "step-ca") else {
             skip("a test with step-ca", "step-ca is not built; run `cargo xtask test`, which builds it from Debian's source");
@@ -119,17 +118,17 @@ impl StepCaServer {
         Some(Self { launch, port, enrollment, other_enrollment, root_pem: root.pem, program, folder })
     }
 
-    /// Returns its address.
+    /// Returns the URL of the server.
     pub fn url(&self) -> String {
         format!("https://localhost:{}", self.port)
     }
 
-    /// Returns the path of its root certificate.
+    /// Returns the path of the root certificate.
     pub fn root_file(&self) -> PathBuf {
         self.folder.join("root.crt")
     }
 
-    /// Returns its root certificate as text.
+    /// Returns the root certificate in PEM.
     pub fn root_pem(&self) -> &str {
         &self.root_pem
     }
@@ -144,17 +143,17 @@ impl StepCaServer {
         &self.other_enrollment
     }
 
-    /// Kills it.
+    /// Kills the server without a clean shutdown.
     pub fn kill(&mut self) {
         self.program.sigkill();
     }
 
-    /// Freezes it: its connections stay open without answers.
+    /// Freezes the server, so that its connections stay open but get no answers.
     pub fn pause(&mut self) {
         self.program.pause();
     }
 
-    /// Continues it after [`StepCaServer::pause`].
+    /// Resumes the server after [`StepCaServer::pause`].
     pub fn resume(&mut self) {
         self.program.resume();
     }

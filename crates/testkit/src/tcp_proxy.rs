@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Forwards bytes in both directions. Closed with this value.
+/// Forwards bytes in both directions. Closed on drop.
 #[derive(Debug)]
 pub struct TcpProxy {
     address: SocketAddr,
@@ -16,14 +16,14 @@ pub struct TcpProxy {
 struct Wire {
     server: SocketAddr,
     closed: AtomicBool,
-    /// The server's answers are dropped.
+    /// Whether bytes from the server are dropped.
     answers_are_lost: AtomicBool,
     lost_bytes: AtomicU64,
     streams: Mutex<Vec<TcpStream>>,
 }
 
 impl TcpProxy {
-    /// Listens on a free port of 127.0.0.1 and connects every client to that port of 127.0.0.1.
+    /// Listens on a free port of 127.0.0.1 and connects every client to `server_port` on 127.0.0.1.
     pub fn start(server_port: u16) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port can be listened on");
         let address = listener.local_addr().expect("a listener has an address");
@@ -39,17 +39,17 @@ impl TcpProxy {
         Self { address, wire }
     }
 
-    /// Returns the address for clients.
+    /// Returns the address that clients connect to.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// From now on forwards what clients send and drops what the server sends.
+    /// From now on, forwards what clients send and drops what the server sends.
     pub fn lose_answers(&self) {
         self.wire.answers_are_lost.store(true, Ordering::SeqCst);
     }
 
-    /// Returns the number of dropped bytes of the server.
+    /// Returns how many bytes from the server were dropped.
     pub fn lost_bytes(&self) -> u64 {
         self.wire.lost_bytes.load(Ordering::SeqCst)
     }
@@ -65,7 +65,7 @@ impl Drop for TcpProxy {
     fn drop(&mut self) {
         self.wire.closed.store(true, Ordering::SeqCst);
         self.wire.cut();
-        // Wakes the accepting thread, so that it sees the end.
+        // Wakes the accepting thread, so that it notices the shutdown.
         let _ = TcpStream::connect(self.address);
     }
 }
@@ -76,7 +76,7 @@ impl Wire {
             if self.closed.load(Ordering::SeqCst) {
                 return;
             }
-            // If the server cannot be reached, the client sees a connection that ends at once.
+            // If the server cannot be reached, the client's connection closes immediately.
             if let (Ok(client), Ok(server)) = (client, TcpStream::connect(self.server)) {
                 self.carry(&client, &server);
             }

@@ -1,4 +1,4 @@
-//! Waiting for a condition, never for a fixed time.
+//! Waits for a condition, never for a fixed time.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ const INTERVAL: Duration = Duration::from_millis(20);
 
 /// Calls `probe` until it returns a value, and panics with `what` if there is none after `timeout`.
 ///
-/// Blocks the thread: in an async test whose other half runs in the same process, use [`eventually_async`].
+/// Blocks the thread. Use [`eventually_async`] in an async test that also runs the other side in the same process.
 #[track_caller]
 pub fn eventually<T>(timeout: Duration, what: &str, mut probe: impl FnMut() -> Option<T>) -> T {
     let started = Instant::now();
@@ -20,7 +20,7 @@ pub fn eventually<T>(timeout: Duration, what: &str, mut probe: impl FnMut() -> O
     }
 }
 
-/// Like [`eventually`] for a probe that is a future. The last call is not cut off.
+/// Like [`eventually`], for a probe that is a future. The timeout does not interrupt a running probe.
 pub async fn eventually_async<T, F>(timeout: Duration, what: &str, mut probe: impl FnMut() -> F) -> T
 where
     F: Future<Output = Option<T>>,

@@ -1,4 +1,4 @@
-//! The helpers behave as the tests that use them assume.
+//! Checks that the helpers behave as the tests that use them assume.
 
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -58,7 +58,7 @@ fn a_failpoint_is_waited_for_until_it_is_hit() {
     let failpoints = Failpoints::new(folder.join("points"));
     failpoints.arm("step");
     assert!(!failpoints.is_hit("step"));
-    // What `gpuaas_failpoint::hit` does, in a separate process.
+    // Does the same as `gpuaas_failpoint::hit`, in a separate process.
     let script = "mv \"$GPUAAS_FAILPOINT_DIR/step.armed\" \"$GPUAAS_FAILPOINT_DIR/step.hit\"; exec sleep 600";
     let _program = shell(script).failpoints(&failpoints).start(folder.path());
     failpoints.wait_hit("step");
@@ -92,7 +92,7 @@ async fn every_test_gets_an_empty_database_of_its_own_and_leaves_none() {
         sqlx::query_scalar("SELECT count(*) FROM pg_tables WHERE tablename = 't'").fetch_one(&mut other).await.expect("count");
     assert_eq!(tables, 0, "the second database sees the first one's table");
 
-    // Dropped although a connection is open.
+    // The database is dropped although a connection is open.
     let url = one.url().to_owned();
     drop(one);
     assert!(sqlx::PgConnection::connect(&url).await.is_err(), "the database is still there");
