@@ -1,4 +1,4 @@
-//! The answers of a simulated node: every task succeeds at once, and released slots are clean.
+//! The answers of a simulated node: every task succeeds immediately, and released slots are clean.
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
@@ -14,10 +14,9 @@ use gpuaas_contract::time::Timestamp;
 
 use crate::Result;
 
-/// Slots of every node.
+/// Number of slots per node.
 pub(crate) const SLOTS: u32 = 8;
 
-/// The answer of a node.
 pub(crate) struct Answered {
     pub(crate) output: Output,
     pub(crate) proof: Option<CleanupProof>,
@@ -101,7 +100,7 @@ fn provisioned(params: &slice_vm_provision::Params) -> Result<slice_vm_provision
     })
 }
 
-/// Returns a complete cleanup proof.
+/// Returns a proof that everything of these slots is clean.
 fn clean(params: &slice_vm_release::Params) -> CleanupProof {
     let slot = |slot: &LeasedSlot| SlotProof {
         slot_id: slot.slot_id,

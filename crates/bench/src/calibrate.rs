@@ -11,22 +11,22 @@ use crate::Result;
 use crate::measure::{count, number};
 use crate::times::{TimeUnit, Times};
 
-/// The speed of the basic operations.
+/// The speed of basic operations on this machine.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Calibration {
-    /// 4 KiB appended and fsynced, in microseconds.
+    /// Median time to append and fsync 4 KiB, in microseconds.
     pub(crate) fsync_p50_us: f64,
     /// The same at the 99th percentile.
     pub(crate) fsync_p99_us: f64,
-    /// A round trip of 64 bytes over loopback TCP, in microseconds.
+    /// Median round trip of 64 bytes over loopback TCP, in microseconds.
     pub(crate) tcp_round_trip_p50_us: f64,
-    /// Ed25519 signatures of 512 bytes per second, one core.
+    /// Ed25519 signatures over 512 bytes per second, on one core.
     pub(crate) ed25519_sign_per_second: f64,
-    /// Strict verifications of such signatures per second, one core.
+    /// Strict verifications of such signatures per second, on one core.
     pub(crate) ed25519_verify_per_second: f64,
 }
 
-/// Measures all of it within a few seconds. `folder` is on the disk that the databases use.
+/// Measures everything within a few seconds. `folder` must be on the disk that the databases use.
 pub(crate) async fn calibrate(folder: &Path) -> Result<Calibration> {
     let folder = folder.to_owned();
     let (fsync_p50_us, fsync_p99_us) = tokio::task::spawn_blocking(move || fsync(&folder)).await??;
@@ -36,7 +36,7 @@ pub(crate) async fn calibrate(folder: &Path) -> Result<Calibration> {
     let message = [0x5a; 512];
     let signature = key.sign(&message);
     let ed25519_sign_per_second = per_second(|| {
-        // The scalar half of a signature is below 2^253.
+        // Makes use of the result: the scalar half of a valid signature is below 2^253.
         key.sign(std::hint::black_box(&message))[63] < 0x20
     });
     let ed25519_verify_per_second = per_second(|| public.verifies(std::hint::black_box(&message), &signature));

@@ -1,4 +1,4 @@
-//! Child processes: peers, servers, load generators. They end when their value is dropped.
+//! Child processes: peers, servers and load generators. Each ends when its value is dropped.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ pub(crate) struct Companion {
     output: Lines<BufReader<ChildStdout>>,
 }
 
-/// Creates a command that gets only the search path of our environment.
+/// Creates a command that inherits only `PATH` from our environment.
 pub(crate) fn command(program: impl AsRef<OsStr>, home: &Path) -> Command {
     let mut command = Command::new(program);
     command.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default()).env("HOME", home).env("LC_ALL", "C");
@@ -30,7 +30,7 @@ pub(crate) fn command(program: impl AsRef<OsStr>, home: &Path) -> Command {
 }
 
 impl Companion {
-    /// Starts it. Its standard error goes to a file in `home`.
+    /// Starts the program. Its standard error goes to a file in `home`.
     pub(crate) fn start(name: &str, mut command: Command, home: &Path) -> Result<Self> {
         let log = std::fs::File::create(log_file(home, name))?;
         let mut child = command
@@ -43,7 +43,7 @@ impl Companion {
         Ok(Self { name: name.to_owned(), child, input, output: BufReader::new(output).lines() })
     }
 
-    /// Sends one line and returns the answer.
+    /// Sends one command and returns the answer.
     pub(crate) async fn ask(&mut self, line: &str) -> Result<serde_json::Value> {
         self.input.write_all(format!("{line}\n").as_bytes()).await.map_err(|error| format!("{} is gone: {error}", self.name))?;
         self.hear().await
@@ -63,7 +63,6 @@ impl Companion {
         Ok(serde_json::from_str(&line).map_err(|error| format!("{} said `{line}`: {error}", self.name))?)
     }
 
-    /// Returns its process id.
     pub(crate) fn id(&self) -> Result<u32> {
         self.child.id().ok_or_else(|| format!("{} has ended", self.name).into())
     }
@@ -76,14 +75,14 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Starts it with its output in a file, and waits until that file contains `ready`.
+    /// Starts the program with its output in a file, and waits until that file contains `ready`.
     pub(crate) async fn start(name: &str, mut command: Command, home: &Path, ready: &str) -> Result<Self> {
         let path = log_file(home, name);
         let log = std::fs::File::create(&path)?;
         let child = command
             .stdout(log.try_clone()?)
             .stderr(log)
-            // The drop sends SIGTERM instead, so that it can end its own children.
+            // `drop` sends SIGTERM instead, so that the program can stop its own children.
             .kill_on_drop(false)
             .spawn()
             .map_err(|error| format!("{name} cannot be started: {error}"))?;
@@ -105,18 +104,17 @@ impl Server {
         std::fs::read_to_string(&self.log).is_ok_and(|log| log.contains(text))
     }
 
-    /// Returns the end of its output.
+    /// Returns the last lines of the output.
     pub(crate) fn tail(&self) -> String {
         let log = std::fs::read_to_string(&self.log).unwrap_or_default();
         log.lines().rev().take(3).collect::<Vec<_>>().into_iter().rev().collect::<Vec<_>>().join(" | ")
     }
 
-    /// Returns its process id.
     pub(crate) fn id(&self) -> Result<u32> {
         self.child.id().ok_or_else(|| "the server has ended".into())
     }
 
-    /// Stops it and waits for its end.
+    /// Stops the program and waits until it has ended.
     pub(crate) async fn stop(mut self) -> Result<()> {
         self.terminate();
         if tokio::time::timeout(Duration::from_secs(10), self.child.wait()).await.is_err() {
@@ -127,7 +125,7 @@ impl Server {
 
     fn terminate(&self) {
         if let Some(id) = self.child.id().and_then(|id| rustix::process::Pid::from_raw(i32::try_from(id).unwrap_or(0))) {
-            // An error means that it is already gone.
+            // An error means that the process is already gone.
             let _ = rustix::process::kill_process(id, rustix::process::Signal::TERM);
         }
     }
@@ -162,7 +160,7 @@ pub(crate) fn find_program(name: &str, folders: &[PathBuf]) -> Option<PathBuf> {
     all.map(|folder| folder.join(name)).find(|file| file.is_file())
 }
 
-/// Raises the limit of open files to the machine's maximum, for this process and its children: there are thousands of
+/// Raises the limit of open files to the hard limit, for this process and its children, because benchmarks open thousands of
 /// connections.
 pub(crate) fn raise_descriptor_limit() -> Result<()> {
     let mut limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
@@ -170,7 +168,7 @@ pub(crate) fn raise_descriptor_limit() -> Result<()> {
     Ok(rustix::process::setrlimit(rustix::process::Resource::Nofile, limit)?)
 }
 
-/// Returns an error if this many connections are not possible on each side.
+/// Returns an error if the limit of open files does not allow this many connections in one process.
 pub(crate) fn check_descriptor_limit(connections: usize) -> Result<()> {
     // Room for databases, logs, pipes and the API's own connections.
     let wanted = u64::try_from(connections)? + 1000;

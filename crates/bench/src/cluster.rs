@@ -25,7 +25,7 @@ use crate::report::progress;
 use crate::worker::{Answer, Worker};
 use crate::{Result, Setup};
 
-/// Hosts that enroll at the same time.
+/// Number of hosts that enroll concurrently.
 const ENROLL_TOGETHER: usize = 16;
 
 /// A server process with its folder.
@@ -34,20 +34,20 @@ pub(crate) struct Cluster {
     pub(crate) client: Client,
     api_port: u16,
     pub(crate) link: SocketAddr,
-    /// Keys, token and, on SQLite, the database.
+    /// The data directory: keys, token and, on SQLite, the database.
     pub(crate) data: PathBuf,
     /// The folder for agents.
     pub(crate) folder: PathBuf,
 }
 
 impl Cluster {
-    /// Starts `gpuaas server` as a user would, on this store or on SQLite.
+    /// Starts `gpuaas server` as a user would, on this store or, if `None`, on SQLite.
     pub(crate) async fn start(setup: &Setup, name: &str, store: Option<&str>) -> Result<Self> {
         let ports = (child::free_port()?, child::free_port()?);
         Self::start_on(setup, name, store, ports).await
     }
 
-    /// Restarts the server with the same nodes, so that its memory has no traces of their enrollment.
+    /// Restarts the server with the same nodes, so that its memory use does not include leftovers of their enrollment.
     pub(crate) async fn restart(self, setup: &Setup, name: &str, store: Option<&str>) -> Result<Self> {
         let ports = (self.api_port, self.link.port());
         self.server.stop().await?;
@@ -59,7 +59,7 @@ impl Cluster {
         std::fs::create_dir_all(&folder)?;
         let data = folder.join("server");
         let mut command = child::command(setup.programs.join("gpuaas"), &folder);
-        // The budget of destructive actions is for people; a benchmark needs no limit.
+        // The budget of destructive commands protects against mistakes of people; a benchmark needs no limit.
         command.arg("server").arg("--data-dir").arg(&data).args(["--destructive-budget", "4000000000/h"]);
         command.args(["--api-listen", &format!("127.0.0.1:{api_port}"), "--link-listen", &format!("127.0.0.1:{link_port}")]);
         if let Some(store) = store {
@@ -123,7 +123,7 @@ impl Cluster {
     }
 }
 
-/// Returns the TLS configuration of an agent: 1.3, only our CA, ALPN h2 with a certificate.
+/// Returns the TLS configuration of an agent: TLS 1.3, only our CA and ALPN `h2`, with a client certificate if there is one.
 fn client_tls(ca_pem: &str, identity: Option<(&str, Vec<u8>)>) -> Result<rustls::ClientConfig> {
     let mut roots = rustls::RootCertStore::empty();
     roots.add(CertificateDer::from_pem_slice(ca_pem.as_bytes())?)?;
@@ -150,10 +150,10 @@ pub(crate) struct Host {
     pub(crate) grant: Grant,
     instance: AgentInstanceId,
     pub(crate) tls: Arc<rustls::ClientConfig>,
-    /// Private half of its TLS key, PKCS #8.
+    /// The private TLS key, in PKCS #8.
     pub(crate) tls_key: Vec<u8>,
     worker: Mutex<Worker>,
-    /// The last session, and its secret.
+    /// The id and secret of the last link session.
     held: Mutex<Option<(String, ResumeSecret)>>,
 }
 
@@ -166,12 +166,12 @@ pub(crate) struct Link {
 }
 
 impl Host {
-    /// Executes the task of an offer.
+    /// Answers an offer as if the task had run.
     pub(crate) fn answer(&self, offer: &Offer) -> Result<Answer> {
         self.worker.lock().unwrap_or_else(PoisonError::into_inner).answer(&self.grant, offer)
     }
 
-    /// Opens the stream to the server at this address, and receives the welcome.
+    /// Opens a stream to the server at this address, and waits for the welcome.
     pub(crate) async fn connect(&self, address: SocketAddr) -> Result<Link> {
         let connector = TlsConnector::from(Arc::clone(&self.tls));
         let freezer = Freezer::default();
@@ -207,7 +207,7 @@ impl Host {
         }
     }
 
-    /// Returns a hello that proves, like an agent's, that this process held the last link.
+    /// Returns a hello that proves, as an agent does, that this process held the last link.
     fn proved(&self, binding: Option<ChannelBinding>) -> Hello {
         let mut hello = self.hello();
         let held = self.held.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -262,7 +262,7 @@ fn memory_field(file: &str, name: &str) -> Result<f64> {
 
 /// Returns the processor time of a process, in seconds.
 pub(crate) fn processor_time(process: u32) -> Result<f64> {
-    // Nanoseconds of every thread, which is much finer than the ticks in `stat`.
+    // `schedstat` has nanoseconds per thread, which is much finer than the ticks in `stat`.
     let mut nanoseconds = 0.0;
     for thread in std::fs::read_dir(format!("/proc/{process}/task"))? {
         let spent = std::fs::read_to_string(thread?.path().join("schedstat"))?;

@@ -1,5 +1,5 @@
-//! A drive for measurements: a loop device over an unlinked file. It is a real block device, and disappears with its last open
-//! file, even if this process is killed.
+//! A drive for measurements: a loop device over an unlinked file. It is a real block device, and disappears when the last file descriptor
+//! is closed, even if this process is killed.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -11,15 +11,14 @@ use gpuaas_host::guests::DriveRef;
 use crate::Result;
 use crate::child;
 
-/// Size of every drive here.
+/// Size of the drive in bytes.
 pub(crate) const BYTES: u64 = 1 << 30;
-/// The size of one read or write when a drive is filled or checked.
+/// Size in bytes of one read or write when a drive is filled or checked.
 const PIECE: usize = 8 << 20;
-/// Number of places that are overwritten between two writers, so that the next one cannot benefit from the work of the previous
-/// one.
+/// Number of blocks that are overwritten between two writers, so that the second cannot benefit from the work of the first.
 const SPOILED: u64 = 64;
 
-/// The medium of the drive's content.
+/// Where the content of the drive is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Medium {
     /// A file on the measured disk, without the page cache. Blocks can be discarded.
@@ -28,17 +27,16 @@ pub(crate) enum Medium {
     Memory,
 }
 
-/// A drive.
 pub(crate) struct Drive {
     keeper: File,
-    /// Its path in `/dev`.
+    /// Path of the device in `/dev`.
     pub(crate) node: PathBuf,
     link: PathBuf,
-    /// Folders that did not exist before.
+    /// Folders that were created for the drive, and are removed with it.
     made: Vec<&'static str>,
-    /// The product's reference to it.
+    /// How the product refers to the drive.
     pub(crate) known_as: DriveRef,
-    /// The content that fills it.
+    /// The data that the drive is filled with, repeatedly.
     filling: Vec<u8>,
 }
 
@@ -46,14 +44,14 @@ impl Drop for Drive {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.link);
         for folder in self.made.iter().rev() {
-            // Unless it is used by now.
+            // Fails if something else uses the folder by now, which is fine.
             let _ = std::fs::remove_dir(folder);
         }
     }
 }
 
 impl Drive {
-    /// Creates the drive with its file in `folder`. Returns an error if something is missing.
+    /// Creates the drive with its file in `folder`. Returns an error if this machine cannot do that.
     pub(crate) async fn make(folder: &Path, medium: Medium, host: &Host) -> Result<Self> {
         possible()?;
         let mut filling = vec![0; PIECE];
@@ -68,7 +66,7 @@ impl Drive {
         }
         let attached = attach(&place.join("drive.raw"), medium).await;
         if medium == Medium::Memory {
-            // It stays as long as the loop device has its file open.
+            // The file system stays as long as the loop device has its file open.
             run("umount", &["--lazy", text(&place)?]).await?;
         }
         let (keeper, node) = attached?;
@@ -76,7 +74,7 @@ impl Drive {
         let made: Vec<&str> =
             ["/dev/disk", "/dev/disk/by-id"].into_iter().filter(|folder| std::fs::create_dir(folder).is_ok()).collect();
         let link = Path::new("/dev/disk/by-id").join("gpuaas-bench-drive");
-        // A killed run may have left it.
+        // A killed run may have left the link.
         let _ = std::fs::remove_file(&link);
         let mut drive =
             Self { keeper, node, link, made, known_as: DriveRef { path: String::new(), serial: String::new() }, filling };
@@ -86,12 +84,12 @@ impl Drive {
         let found = host.drives_at(std::slice::from_ref(&path));
         let found = found.first().filter(|found| found.size_bytes == BYTES).ok_or("the loop device is not seen as a drive")?;
         drive.known_as = DriveRef { path, serial: found.serial.clone() };
-        // All blocks are allocated before the measurement.
+        // Allocates all blocks before the measurement.
         drive.fill()?;
         Ok(drive)
     }
 
-    /// Fills the drive with data like a tenant's.
+    /// Fills the drive with incompressible data.
     pub(crate) fn fill(&self) -> Result<()> {
         let file = File::options().write(true).open(&self.node)?;
         for at in (0..BYTES).step_by(PIECE) {
@@ -100,7 +98,7 @@ impl Drive {
         self.settle(&file)
     }
 
-    /// Changes some blocks all over the drive.
+    /// Overwrites blocks that are spread evenly over the drive.
     pub(crate) fn spoil(&self) -> Result<()> {
         let file = File::options().write(true).open(&self.node)?;
         for number in 0..SPOILED {
@@ -109,7 +107,7 @@ impl Drive {
         self.settle(&file)
     }
 
-    /// Reads the whole drive and returns whether it has only zeros.
+    /// Reads the whole drive and returns whether it contains only zeros.
     pub(crate) fn is_zero(&self) -> Result<bool> {
         self.forget()?;
         let (mut piece, mut zero) = (vec![0; PIECE], true);
@@ -145,7 +143,7 @@ fn possible() -> Result<()> {
 /// Creates the file and a loop device for it.
 async fn attach(backing: &Path, medium: Medium) -> Result<(File, PathBuf)> {
     File::create(backing)?.set_len(BYTES)?;
-    // Two caches would interfere; memory is already one.
+    // Direct I/O, because two caches would interfere. A file in memory is a cache itself.
     let direct = if medium == Medium::Disk { "--direct-io=on" } else { "--direct-io=off" };
     let printed = run("losetup", &["--find", "--show", direct, text(backing)?]).await;
     std::fs::remove_file(backing)?;
@@ -166,7 +164,7 @@ pub(crate) fn text(path: &Path) -> Result<&str> {
     path.to_str().ok_or_else(|| format!("{} is no text", path.display()).into())
 }
 
-/// Runs a program of the system to its end.
+/// Runs a system program and returns its output.
 pub(crate) async fn run(program: &str, arguments: &[&str]) -> Result<String> {
     let path = child::find_program(program, &[]).ok_or_else(|| format!("{program} is not installed"))?;
     let mut command = child::command(path, Path::new("/"));

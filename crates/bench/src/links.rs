@@ -1,4 +1,4 @@
-//! Many open streams to one server, kept open as agents do.
+//! Many streams to one server, kept open as agents do.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -21,10 +21,10 @@ use crate::cluster::{Host, Link};
 use crate::report::progress;
 use crate::worker::Done;
 
-/// Handshakes at the same time.
+/// Number of concurrent handshakes.
 const TOGETHER: usize = 64;
 
-/// Links of some hosts. They end when this is dropped.
+/// The links of some hosts. They close when this is dropped.
 pub(crate) struct Links {
     hosts: Arc<Vec<Host>>,
     address: SocketAddr,
@@ -66,13 +66,13 @@ impl Links {
         Ok(())
     }
 
-    /// Returns how many are still open.
+    /// Returns how many links are still open.
     pub(crate) fn alive(&mut self) -> usize {
         while self.kept.try_join_next().is_some() {}
         self.kept.len()
     }
 
-    /// Closes a link as the end of the agent's process would.
+    /// Closes a link, as if the agent's process had ended.
     pub(crate) fn close(&mut self, host: usize) {
         if let Some((handle, _)) = self.handles.remove(&host) {
             handle.abort();
@@ -87,10 +87,10 @@ impl Links {
     }
 }
 
-/// Sends heartbeats, executes offered tasks, and ends with the stream.
+/// Sends heartbeats and answers offered tasks until the stream ends.
 async fn keep(host: &Host, number: usize, mut link: Link, done: &mpsc::UnboundedSender<Done>) -> Result<()> {
     let period = Duration::from_secs(u64::from(link.heartbeat_seconds));
-    // Agents do not send heartbeats in step: each has its own moment within the period.
+    // Agents do not send heartbeats in lockstep: each has its own offset within the period.
     #[allow(clippy::cast_precision_loss, reason = "a small number")]
     let phase = period.mul_f64((number as f64 * 0.618_034).fract());
     let mut beats = tokio::time::interval_at(tokio::time::Instant::now() + phase, period);
@@ -162,7 +162,7 @@ impl Freezable {
     }
 }
 
-// A frozen connection is never ready and wakes nothing. This is intended.
+// A frozen connection returns `Pending` without registering a waker, on purpose: it never becomes ready again.
 impl AsyncRead for Freezable {
     fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<std::io::Result<()>> {
         if self.freezer.is_frozen() { Poll::Pending } else { Pin::new(&mut self.stream).poll_read(context, buffer) }

@@ -1,8 +1,8 @@
 //! `gpuaas-bench`: measures gpuaas against its peers. `cargo xtask bench` prepares the peers and starts it.
 //!
-//! It prints a table and writes a file. It states whether goals are met, but never fails because something is slow.
+//! It prints a table and writes a file. It reports whether goals are met, but never fails because something is slow.
 
-// It prints for a person at a terminal, and its purpose is to run other programs.
+// The output is for a person at a terminal, and the purpose of this program is to run others.
 #![allow(clippy::print_stdout, reason = "a developer command prints")]
 #![allow(clippy::disallowed_methods, clippy::disallowed_types, reason = "it starts the peers it compares with")]
 
@@ -33,7 +33,7 @@ use gpuaas_contract::time::Timestamp;
 use crate::measure::{Effort, Goal, Row};
 use crate::report::{Machine, Report};
 
-/// An error ends one row; only its text is kept.
+/// An error ends one row, and only its text is reported.
 pub(crate) type Result<T, E = Box<dyn std::error::Error + Send + Sync>> = std::result::Result<T, E>;
 
 /// Measures, or runs a helper for the measuring process.
@@ -143,7 +143,7 @@ impl Setup {
     }
 }
 
-/// The measurements in order: the name that selects it, and a description.
+/// The measurements in order: each with the name that selects it, and a description.
 const ROWS: [(&str, &str); 22] = [
     ("durable", "tasks/s in the store, against pgbench and graphile-worker"),
     ("signing", "sign and verify a task, against the bare signature"),
@@ -210,7 +210,7 @@ async fn measure(name: &str, setup: &Setup, effort: Effort) -> Result<Vec<Row>> 
 }
 
 fn main() -> Result<()> {
-    // The first provider wins. An error means that there is one already.
+    // An error means that a provider is installed already, which is fine.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {

@@ -16,9 +16,8 @@ use crate::times::{Distribution, TimeUnit, Times};
 
 /// One side of a comparison.
 pub(crate) trait Side: Send {
-    /// Returns its name.
     fn name(&self) -> String;
-    /// Works for about this long and returns its measurements.
+    /// Works for about `time` and returns the measurements.
     fn round(&mut self, time: Duration) -> BoxFuture<'_, Result<Round>>;
 }
 
@@ -31,12 +30,12 @@ pub(crate) struct Round {
 }
 
 impl Round {
-    /// Creates a round with one number.
+    /// Creates a round with one value.
     pub(crate) fn value(value: f64) -> Self {
         Self { values: vec![value], times: Vec::new() }
     }
 
-    /// Creates a round with distributions.
+    /// Creates a round with latencies only.
     pub(crate) fn times(times: Vec<Times>) -> Self {
         Self { values: Vec::new(), times }
     }
@@ -45,17 +44,16 @@ impl Round {
 /// A quantile of one of the latencies of a round.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Quantile {
-    /// The index of the metric.
+    /// Index into the latencies of the round.
     pub(crate) metric: usize,
-    /// 0.5 for the median.
+    /// From 0 to 1; 0.5 is the median.
     pub(crate) share: f64,
     pub(crate) unit: TimeUnit,
 }
 
-/// The number of rounds and their length.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct Effort {
-    /// Rounds, including the dropped first one.
+    /// Number of rounds, including the dropped first one.
     pub(crate) rounds: usize,
     /// Length of one round of one side, in milliseconds.
     pub(crate) round_ms: u64,
@@ -92,7 +90,7 @@ pub(crate) async fn interleave(sides: &mut [Box<dyn Side>], effort: Effort) -> M
     Measured { sides: sides.iter().map(|side| side.name()).zip(results).collect() }
 }
 
-/// The goal for the ratio of ours to the peer's.
+/// The goal for the ratio of our value to the peer's.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Goal {
@@ -118,9 +116,9 @@ impl std::fmt::Display for Goal {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Verdict {
-    /// The whole interval is on the good side.
+    /// The whole interval meets the goal.
     Met,
-    /// The whole interval is on the bad side.
+    /// The whole interval misses the goal.
     Missed,
     /// The goal lies inside the interval.
     Inconclusive,
@@ -148,12 +146,12 @@ pub(crate) struct Interval {
     pub(crate) median: f64,
     pub(crate) low: f64,
     pub(crate) high: f64,
-    /// The number of ratios.
+    /// The number of ratios behind the interval.
     pub(crate) pairs: usize,
 }
 
 impl Interval {
-    /// Creates an interval from one ratio per round, or `None` if there are none.
+    /// Creates an interval from one ratio per round. Returns `None` if there are no finite ratios.
     pub(crate) fn of(mut values: Vec<f64>) -> Option<Self> {
         values.retain(|value| value.is_finite());
         values.sort_by(f64::total_cmp);
@@ -178,8 +176,8 @@ impl Interval {
     }
 }
 
-/// Returns the largest `k` for which the k-th smallest and k-th largest of `n` values enclose the median with at least 95 %.
-/// Returns 0 if even the extremes do not (fewer than 6 values); then only the extremes are reported.
+/// Returns the largest `k` for which the k-th smallest and k-th largest of `n` values enclose the median with a probability of at least
+/// 95 %. Returns 0 if even the extremes do not (fewer than 6 values); then the extremes are reported.
 fn depth_of_95_percent(n: usize) -> usize {
     let mut outside = 0.0;
     // Probability that exactly `k` of `n` fall below the median: C(n, k) / 2^n.
@@ -203,7 +201,7 @@ fn median(sorted: &[f64]) -> Option<f64> {
     Some(if sorted.len().is_multiple_of(2) { f64::midpoint(sorted[middle - 1], upper) } else { upper })
 }
 
-/// Converts a count for calculations.
+/// Converts a count to a float.
 #[allow(clippy::cast_precision_loss, reason = "counts here are far below 2^53")]
 pub(crate) fn count(count: usize) -> f64 {
     count as f64
@@ -223,7 +221,7 @@ pub(crate) fn log_log_slope(points: &[(f64, f64)]) -> Option<f64> {
 /// One line of the table.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Row {
-    /// The name that selects it. Several rows may share it.
+    /// The name of the measurement on the command line. Several rows may share it.
     pub(crate) name: String,
     /// What is measured.
     pub(crate) path: String,
@@ -231,7 +229,7 @@ pub(crate) struct Row {
     pub(crate) unit: &'static str,
     /// Our median.
     pub(crate) ours: Option<f64>,
-    /// The peer's name.
+    /// The peer's name; empty if there is none.
     pub(crate) peer: String,
     /// The peer's median.
     pub(crate) theirs: Option<f64>,
@@ -241,7 +239,7 @@ pub(crate) struct Row {
     pub(crate) goal: Goal,
     /// Whether the goal is met.
     pub(crate) verdict: Verdict,
-    /// Further information, such as why it was skipped.
+    /// Further information, such as why the row was skipped.
     pub(crate) note: String,
     /// Our value and the peer's of every counted round.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -258,7 +256,7 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    /// Creates a row without a comparison.
+    /// Creates a row without values, for a comparison that was not possible.
     pub(crate) fn skipped(path: &str, peer: &str, goal: Goal, why: impl std::fmt::Display) -> Self {
         Self {
             name: String::new(),
@@ -294,7 +292,7 @@ impl Row {
         }
     }
 
-    /// Creates a row for a number of ours without a peer. The verdict is about the number itself.
+    /// Creates a row for one of our values, without a peer. The goal applies to the value itself.
     pub(crate) fn alone(path: &str, unit: &'static str, ours: f64, goal: Goal, note: String) -> Self {
         let value = Interval { median: ours, low: ours, high: ours, pairs: 1 };
         Self { unit, ours: Some(ours), verdict: value.verdict(goal), ..Self::skipped(path, "", goal, note) }
@@ -343,7 +341,7 @@ impl Measured {
         }
     }
 
-    /// Creates a row for a latency quantile of one side without a peer. The verdict is about the number itself.
+    /// Creates a row for a latency quantile of one side, without a peer. The goal applies to the quantile itself.
     pub(crate) fn own_time_row(&self, path: &str, side: usize, quantile: Quantile, goal: Goal) -> Row {
         let row = self.time_row(path, side, side, quantile, Goal::Open);
         let mut row = Row { peer: String::new(), theirs: None, ratio: None, their_times: None, goal, ..row };
@@ -359,7 +357,7 @@ impl Measured {
 fn together(rounds: &[Round], metric: usize) -> Option<Times> {
     let mut all = rounds.iter().filter_map(|round| round.times.get(metric));
     let mut merged = all.next()?.clone();
-    // Auto-resizing histograms accept each other's values.
+    // Does not fail: the histograms resize automatically.
     all.try_for_each(|times| merged.merge(times)).ok()?;
     Some(merged)
 }
@@ -382,7 +380,8 @@ mod tests {
 
     #[test]
     fn the_interval_encloses_the_median_of_small_samples_as_the_binomial_table_says() {
-        // Six values: the extremes enclose it with 96.9 %; nine: the second ones with 96.1 %; fifteen: the fourth with 96.5 %.
+        // Of six values, the extremes enclose the median with 96.9 %; of nine, the second ones with 96.1 %; of fifteen, the fourth ones
+        // with 96.5 %.
         assert_eq!([5, 6, 8, 9, 15].map(depth_of_95_percent), [0, 1, 1, 2, 4]);
     }
 
@@ -421,7 +420,7 @@ mod tests {
         assert!(gone.verdict == Verdict::Skip && gone.note.contains("no disk"), "{}", gone.note);
     }
 
-    /// A side with known numbers.
+    /// A side with predetermined results.
     struct Fixed(&'static str, Vec<Result<Vec<f64>, String>>);
 
     impl Side for Fixed {

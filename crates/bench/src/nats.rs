@@ -38,7 +38,7 @@ pub(crate) async fn start(setup: &Setup, certificate: &Path, key: &Path, ca: &Pa
     Ok((server, SocketAddr::from(([127, 0, 0, 1], port))))
 }
 
-/// Starts a server with JetStream and file storage, without TLS, as a control plane on one machine would have it.
+/// Starts a server with JetStream and file storage but without TLS, like one that serves a control plane on the same machine.
 pub(crate) async fn start_jetstream(setup: &Setup) -> Result<(Server, String)> {
     let program = child::find_program("nats-server", &[setup.peers.join("py/bin")]).ok_or("nats-server is not installed")?;
     let port = child::free_port()?;
@@ -48,24 +48,24 @@ pub(crate) async fn start_jetstream(setup: &Setup) -> Result<(Server, String)> {
     Ok((server, format!("nats://127.0.0.1:{port}")))
 }
 
-/// One connection. Its halves can be used concurrently.
+/// A connection. Its two halves can be used concurrently.
 pub(crate) struct Nats {
     writer: Writer,
     reader: Reader,
 }
 
-/// The writing half; there may be several.
+/// The writing half. It can be cloned.
 #[derive(Clone)]
 pub(crate) struct Writer(Arc<Mutex<WriteHalf<TlsStream<TcpStream>>>>);
 
-/// The reading half. It answers pings by itself.
+/// The reading half. It also answers the server's pings.
 pub(crate) struct Reader {
     stream: BufReader<ReadHalf<TlsStream<TcpStream>>>,
     line: String,
     answers: Writer,
 }
 
-/// A message that arrived.
+/// A received message.
 pub(crate) struct Message {
     pub(crate) reply: Option<String>,
     pub(crate) body: Vec<u8>,
@@ -116,7 +116,7 @@ impl Writer {
 }
 
 impl Reader {
-    /// Returns the next message, and answers pings before it.
+    /// Returns the next message. Answers pings that arrive before it.
     pub(crate) async fn next(&mut self) -> Result<Message> {
         loop {
             self.read_any().await?;

@@ -18,10 +18,10 @@ use crate::cluster::Host;
 use crate::report::progress;
 use crate::worker::Done;
 
-/// Handshakes at the same time.
+/// Number of concurrent handshakes.
 const TOGETHER: usize = 32;
 
-/// Waiting sessions of some hosts. They end when this is dropped.
+/// The long-poll sessions of some hosts. They end when this is dropped.
 pub(crate) struct Pollers {
     hosts: Arc<Vec<Host>>,
     address: SocketAddr,
@@ -38,7 +38,7 @@ impl Pollers {
         (Self { hosts: Arc::clone(hosts), address, kept: JoinSet::new(), done, woken_for_nothing }, tasks)
     }
 
-    /// Opens the sessions of these hosts. All of them are waiting when this returns. They are spread over the hold time of a
+    /// Opens the sessions of these hosts. When this returns, all of them have a poll open. Their starts are spread over the hold time of a
     /// poll, so that renewals are evenly distributed.
     pub(crate) async fn open(&mut self, hosts: std::ops::Range<usize>) -> Result<()> {
         let count = hosts.len();
@@ -49,7 +49,7 @@ impl Pollers {
         let sessions: Vec<(usize, PollSession)> = futures::stream::iter(opening).buffer_unordered(TOGETHER).try_collect().await?;
         let mut longest = Duration::ZERO;
         for (position, (number, session)) in sessions.into_iter().enumerate() {
-            // A session that does not poll within the hold time of one poll counts as gone.
+            // The server considers a session gone if it does not poll within the hold time of one poll.
             let spread = session.hold.saturating_sub(Duration::from_secs(5));
             let delay = spread * u32::try_from(position)? / u32::try_from(count)?.max(1);
             longest = longest.max(delay);
@@ -67,13 +67,13 @@ impl Pollers {
         Ok(())
     }
 
-    /// Returns how many are still open.
+    /// Returns how many sessions are still open.
     pub(crate) fn alive(&mut self) -> usize {
         while self.kept.try_join_next().is_some() {}
         self.kept.len()
     }
 
-    /// Returns how many polls returned early and empty.
+    /// Returns how many polls returned early without a message.
     pub(crate) fn woken_for_nothing(&self) -> usize {
         self.woken_for_nothing.load(Ordering::Relaxed)
     }
@@ -84,7 +84,7 @@ struct PollSession {
     base: String,
     node: String,
     id: String,
-    /// Proves that a request belongs to this session's process.
+    /// Proves that a request comes from the process that opened the session.
     key: String,
     /// How long the server holds a poll.
     hold: Duration,
@@ -133,7 +133,7 @@ impl PollSession {
         call.header(link::SESSION_HEADER, &self.id).header(REQUEST_KEY_HEADER, &self.key)
     }
 
-    /// Sends one poll. Counts it if it was answered early without content.
+    /// Sends one poll. Counts it in `woken` if it returns early without a message.
     async fn poll(&self, route: &str, woken: &AtomicUsize) -> Result<Vec<to_node::Message>> {
         let asked = Instant::now();
         let answer: Messages = good(self.get(route)).await?;
@@ -184,7 +184,7 @@ impl PollSession {
     }
 }
 
-/// Returns the document of a successful answer.
+/// Sends a request and returns the document of a successful response.
 async fn good<T: DeserializeOwned>(request: RequestBuilder) -> Result<T> {
     let answer = request.send().await?;
     if !answer.status().is_success() {

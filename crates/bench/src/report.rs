@@ -11,7 +11,6 @@ use crate::Result;
 use crate::calibrate::Calibration;
 use crate::measure::{Effort, Row, Verdict, number};
 
-/// The results of one run.
 #[derive(Serialize)]
 pub(crate) struct Report {
     pub(crate) started_at: Timestamp,
@@ -26,13 +25,13 @@ pub(crate) struct Report {
 
 static STARTED: LazyLock<Instant> = LazyLock::new(Instant::now);
 
-/// Prints the current step on standard error, so that a long run does not look dead.
+/// Prints the current step on standard error, so that a long run does not look stuck.
 pub(crate) fn progress(what: impl std::fmt::Display) {
     let seconds = STARTED.elapsed().as_secs();
     eprintln!("  [{:02}:{:02}] {what}", seconds / 60, seconds % 60);
 }
 
-/// The machine of the run.
+/// The machine that the benchmark ran on.
 #[derive(Serialize)]
 pub(crate) struct Machine {
     pub(crate) cores: usize,
@@ -62,7 +61,6 @@ pub(crate) fn print_head() {
     println!("\n{:<58} {:>11} {:<24} {:>11} {:>22}  {:<8} verdict", "path", "ours", "peer", "peer's", "ratio [95 %]", "goal");
 }
 
-/// Prints one line.
 pub(crate) fn print_row(row: &Row) {
     let value = |value: Option<f64>| value.map_or_else(|| "–".to_owned(), number);
     let ratio = row.ratio.map_or_else(
@@ -82,7 +80,7 @@ pub(crate) fn print_row(row: &Row) {
     }
 }
 
-/// Writes the file. Called after every step, so that an interrupted run keeps its results.
+/// Writes the file. Called after every measurement, so that an interrupted run keeps its results.
 pub(crate) fn write(report: &Report, file: &Path) -> Result<()> {
     if let Some(folder) = file.parent() {
         std::fs::create_dir_all(folder)?;

@@ -1,4 +1,4 @@
-//! Salt as a peer: a master, some minions, and a persistent client.
+//! Salt as a peer: a master, some minions and a persistent client.
 
 use std::path::Path;
 use std::time::Duration;
@@ -10,10 +10,10 @@ use crate::measure::{Round, Side};
 use crate::times::Times;
 use crate::{Result, Setup};
 
-/// How long minions may take to create keys, be accepted and answer. The script itself gives up a little earlier and prints why.
+/// How long minions may take to create keys, be accepted and answer. The script gives up a little earlier and prints why.
 const START: Duration = Duration::from_secs(320);
 
-/// A running Salt. Everything ends with it.
+/// A running Salt installation. All its processes end when this is dropped.
 pub(crate) struct Salt {
     name: &'static str,
     client: Companion,
@@ -36,7 +36,7 @@ impl Salt {
         let start = async |folder: &Path, program: &str, name: String| {
             let mut command = child::command(programs.join(program), folder);
             command.arg("-c").arg(folder).args(["-l", "error"]);
-            // It prints nothing when it is ready; the first answered ping shows it.
+            // Salt prints nothing when it is ready; the first answered ping shows that it is.
             Server::start(&name, command, &setup.folder, "").await
         };
         let folder = home.join("master");
@@ -74,7 +74,7 @@ impl Side for Salt {
                 return Err(error.into());
             }
             let times = Times::from_microseconds(&answer["us"])?;
-            // Salt shows only one time: from the call to the answer.
+            // Salt reports only one time, from the call to the answer, so it counts for both metrics.
             Ok(Round::times(vec![times.clone(), times]))
         })
     }

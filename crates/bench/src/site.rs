@@ -1,7 +1,7 @@
 //! A cluster like a provider's: nodes with slots, a catalog, and tenants with their own keys.
 //!
-//! The nodes are simulated and answer at once. Tenants use the API, each with several service accounts, because the requests of
-//! one account are limited per minute.
+//! The nodes are simulated and answer immediately. Tenants use the API, each with several service accounts, because the requests of one
+//! account are rate-limited.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -28,19 +28,19 @@ use crate::report::progress;
 use crate::worker::Done;
 use crate::{Result, Setup};
 
-/// Longest wait for anything that should be fast.
+/// Maximum wait for anything that should be fast.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Concurrent requests while the site is prepared.
+/// Number of concurrent requests while the site is prepared.
 const TOGETHER: usize = 16;
-/// Accounts of one tenant: each may send 600 changes and 3,000 reads per minute.
+/// Number of accounts per tenant. Each may send 600 changes and 3,000 reads per minute.
 const ACCOUNTS: usize = 4;
-/// Maximum number of retries of one request after a conflict with others.
+/// Maximum number of attempts for one request, when it conflicts with others.
 const AGAIN: usize = 100;
-/// Items of a page when much is read.
+/// Items per page when many are read.
 const PAGE: u32 = 500;
 const SSH_KEY: &str = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIHKEEv6ijKqyQ2vQ6nA1WbKOL3vVv1YxmgG1bbbLW2uV";
 
-/// A running site. Its links end with it.
+/// A running site. Its links close when this is dropped.
 pub(crate) struct Site {
     pub(crate) cluster: Cluster,
     pub(crate) hosts: Arc<Vec<Host>>,
@@ -57,13 +57,13 @@ pub(crate) struct Tenant {
     contended: AtomicUsize,
 }
 
-/// A service account.
+/// A service account and its API key.
 pub(crate) struct Account {
     pub(crate) client: Client,
     pub(crate) key: String,
 }
 
-/// Returns a request for a guest on one slot. A name belongs to one allocation in a project until that has ended.
+/// Returns a request for a guest on one slot, with a unique name: no two live allocations of a project may have the same name.
 fn wanted() -> Result<AllocationCreate> {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     Ok(AllocationCreate {
@@ -84,7 +84,7 @@ fn wanted() -> Result<AllocationCreate> {
 }
 
 impl Tenant {
-    /// Returns the next account.
+    /// Returns the accounts in turn.
     pub(crate) fn account(&self) -> &Account {
         &self.accounts[self.next.fetch_add(1, Ordering::Relaxed) % self.accounts.len()]
     }
@@ -113,7 +113,7 @@ impl Tenant {
         Err(format!("others were faster {AGAIN} times in a row").into())
     }
 
-    /// Returns whether the server reports a conflict with concurrent requests, so that this one must be retried.
+    /// Returns whether the server reports a conflict with concurrent requests, so that the request must be retried. Counts such conflicts.
     fn is_contended(&self, answer: &Result<Allocation, ClientError>) -> bool {
         let problem = answer.as_ref().err().and_then(ClientError::problem);
         let contended = problem.is_some_and(|problem| problem.code == "contended");
@@ -121,12 +121,12 @@ impl Tenant {
         contended
     }
 
-    /// Returns the number of conflicts.
+    /// Returns the number of conflicts so far.
     pub(crate) fn contended(&self) -> usize {
         self.contended.load(Ordering::Relaxed)
     }
 
-    /// Returns these allocations once all of them are in this state, in the same order. They are the newest of the tenant.
+    /// Waits until all of these allocations are in this state, and returns them in the same order. They must be the tenant's newest ones.
     pub(crate) async fn until(&self, ids: &[AllocationId], state: &str) -> Result<Vec<Allocation>> {
         let deadline = tokio::time::Instant::now() + PATIENCE;
         loop {
@@ -162,11 +162,11 @@ impl Tenant {
 }
 
 impl Site {
-    /// Starts the server on this store or on SQLite, enrolls the nodes, creates their slots, and creates the tenants.
+    /// Starts the server on this store or, if `None`, on SQLite. Enrolls the nodes, creates their slots, and creates the tenants.
     pub(crate) async fn open(setup: &Setup, name: &str, store: Option<&str>, nodes: usize, tenants: usize) -> Result<Self> {
         let cluster = Cluster::start(setup, name, store).await?;
         let hosts = Arc::new(cluster.enroll(nodes).await?);
-        // A long-running server has no memory left over from the enrollment.
+        // Restarts the server: one that has run for long has no memory left over from the enrollment.
         let cluster = cluster.restart(setup, name, store).await?;
         let (mut links, done) = Links::none(&hosts, cluster.link);
         links.open(0..nodes).await?;
@@ -175,7 +175,7 @@ impl Site {
         site.make_slots().await?;
         site.make_catalog().await?;
         site.tenants = try_join_all((0..tenants).map(|number| site.tenant(number))).await?;
-        // The server builds its view of the fleet at the first placement.
+        // A dry run before the measurement, because the server builds its view of the fleet at the first placement.
         let first = site.tenants.first().ok_or("a site without tenants")?;
         let plan = first.account().client.allocation_plan(&first.project, &wanted()?).await?;
         if plan.fits { Ok(site) } else { Err(format!("nothing fits: {:?}", plan.reason).into()) }
@@ -254,7 +254,7 @@ impl Site {
         Ok(Tenant { project, accounts, next: AtomicUsize::new(0), contended: AtomicUsize::new(0) })
     }
 
-    /// Closes the links and the server.
+    /// Closes the links and stops the server.
     pub(crate) async fn close(self) -> Result<()> {
         drop(self.links);
         self.cluster.server.stop().await
@@ -270,7 +270,7 @@ impl Site {
         until_done(&mut self.done, tasks).await
     }
 
-    /// Returns an error if a link was lost: the measurement is then invalid.
+    /// Returns an error if a link was lost, because the measurement is then invalid.
     pub(crate) fn check(&mut self) -> Result<()> {
         let alive = self.links.alive();
         if alive == self.hosts.len() {

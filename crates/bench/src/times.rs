@@ -1,7 +1,7 @@
-//! Latencies: HDR histograms, and calls at fixed times whatever the result of earlier ones.
+//! Latencies: HDR histograms, and calls at fixed times, whatever the result of earlier ones.
 //!
-//! A load generator that waits for an answer before the next request leaves out exactly the calls that would have had to wait
-//! (coordinated omission). So calls are planned in advance, and each is timed from when it was due.
+//! A load generator that waits for an answer before it sends the next request leaves out exactly the calls that would have had to wait
+//! (coordinated omission). So calls are scheduled in advance, and each is timed from when it was due.
 
 use std::time::{Duration, Instant};
 
@@ -11,11 +11,11 @@ use serde::Serialize;
 
 use crate::Result;
 
-/// The normal delay of a timer (both tokio's and Node's count milliseconds). A call that starts later than this was held up, and
-/// the delay is part of its latency.
+/// The normal delay of a timer: the timers of both tokio and Node.js have a resolution of a millisecond. A call that starts later than
+/// this was held up, and the delay is part of its latency.
 const TIMER_SLACK: Duration = Duration::from_millis(2);
 
-/// A unit in which times are shown.
+/// The unit in which times are shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TimeUnit {
     Microseconds,
@@ -41,11 +41,11 @@ impl TimeUnit {
     }
 }
 
-/// Many times with three significant digits.
+/// A histogram of times, with three significant digits.
 #[derive(Clone, Debug)]
 pub(crate) struct Times(Histogram<u64>);
 
-/// The shape of a distribution, for the file with the results.
+/// A summary of a distribution, for the file with the results.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Distribution {
     pub(crate) unit: &'static str,
@@ -66,7 +66,7 @@ impl Times {
         Ok(self.0.record(u64::try_from(time.as_nanos())?)?)
     }
 
-    /// Reads the measurements of a peer in another language, in microseconds.
+    /// Reads the measurements of a peer that is written in another language, in microseconds.
     pub(crate) fn from_microseconds(list: &serde_json::Value) -> Result<Self> {
         let mut times = Self::new()?;
         for time in list.as_array().ok_or("no list of numbers")? {
@@ -101,7 +101,7 @@ impl Times {
     }
 }
 
-/// Calls at fixed times.
+/// A schedule of calls at fixed times.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Schedule {
     started: Instant,
@@ -136,7 +136,7 @@ impl Schedule {
         self.started
     }
 
-    /// Waits until this call is due.
+    /// Waits until this call is due, and returns the moment from which it is timed.
     pub(crate) async fn wait(&self, number: u32) -> Begin {
         let due = self.started + self.period * number;
         tokio::time::sleep_until(due.into()).await;
@@ -145,7 +145,7 @@ impl Schedule {
     }
 }
 
-/// Returns the moment from which a call is timed that was due then and starts now.
+/// Returns the moment from which a call is timed: `due` if it was held up, `now` otherwise.
 fn timed_from(due: Instant, now: Instant) -> Instant {
     if now.duration_since(due) > TIMER_SLACK { due } else { now }
 }

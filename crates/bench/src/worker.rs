@@ -1,6 +1,6 @@
-//! A simulated agent: verifies an envelope like an agent, and answers with a receipt that is signed and chained.
+//! A simulated agent: verifies envelopes as an agent does, and answers with a signed and chained receipt.
 //!
-//! It keeps no journal and runs nothing, so that thousands of them fit beside the measured server.
+//! It keeps no journal and runs nothing, so that thousands of them fit on the same machine as the measured server.
 
 use std::time::Instant;
 
@@ -16,7 +16,7 @@ use gpuaas_contract::verifier_set::VerifierSet;
 use crate::Result;
 use crate::answers::{self, Answered};
 
-/// What a node needs to execute its tasks. It outlives its links, because receipts form a chain.
+/// What a node needs to answer tasks. It outlives the node's links, because receipts form a chain.
 pub(crate) struct Worker {
     key: SigningKey,
     instance: AgentInstanceId,
@@ -34,7 +34,7 @@ pub(crate) struct Done {
     pub(crate) stored: Instant,
 }
 
-/// Everything that a node sends about a task, in order.
+/// Everything that a node sends about a task.
 pub(crate) struct Answer {
     pub(crate) task: TaskId,
     pub(crate) acks: [Ack; 2],
@@ -42,7 +42,7 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
-    /// Returns the messages for a stream.
+    /// Returns the messages in the order in which a stream sends them.
     pub(crate) fn messages(self) -> [from_node::Message; 3] {
         let [accepted, started] = self.acks;
         [from_node::Message::Ack(accepted), from_node::Message::Ack(started), from_node::Message::Receipt(self.receipt)]
@@ -55,7 +55,7 @@ impl Worker {
         Ok(Self { key, instance, keys, sequence: 0, previous: None })
     }
 
-    /// Executes the task of an offer.
+    /// Verifies an offer and answers it as if the task had run.
     pub(crate) fn answer(&mut self, grant: &Grant, offer: &Offer) -> Result<Answer> {
         let now = Timestamp::now();
         let expect = envelope::Expectation {

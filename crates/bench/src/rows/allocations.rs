@@ -1,11 +1,11 @@
-//! Allocations over the API: from a tenant's request until the guest is active, and from the release until it is released.
+//! Allocations over the API: from a tenant's request until the guest is active, and from the release request until it is released.
 //!
-//! The server and its store are real; the 1,000 nodes are simulated and execute tasks at once. This measures everything that the
-//! control plane does around a guest. Beside it runs the same work without an allocation: pings to the same nodes, requested over
-//! the same API, signed, sent over the same links, and answered with a stored receipt.
+//! The server and its store are real; the 1,000 nodes are simulated and finish tasks immediately. This measures everything that the
+//! control plane does around a guest. The peer is the same work without an allocation: pings to the same nodes, requested over the same
+//! API, signed, sent over the same links, and answered with a receipt that is stored.
 //!
-//! Each tenant sends one request after the other. The holdings of tenants are counted in rows of their own, so callers of one
-//! project would also wait for each other; that is measured separately.
+//! Each tenant sends one request after the other. What a tenant holds is counted in rows of that tenant, so callers of the same project
+//! would also wait for each other; that is measured separately.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -25,17 +25,17 @@ use crate::times::{Schedule, TimeUnit, Times};
 use crate::{Result, Setup};
 
 const NODES: usize = 1000;
-/// Tenants, each with one caller. One more has the project that is measured separately.
+/// Number of tenants, each with one caller. One more tenant has the project that is measured separately.
 const TENANTS: usize = 16;
-/// Callers of that project.
+/// Number of callers of that project.
 const CALLERS_OF_ONE: usize = 4;
 /// Allocations per second for the latency measurement, below the capacity of either store.
 const PER_SECOND: u32 = 20;
-/// Maximum number of allocations of a round. All of them become active and are released within it.
+/// Maximum number of allocations per round. All of them become active and are released within the round.
 const MOST: usize = 500;
-/// The first row about the one project.
+/// Index of the first row about the single project.
 const ONE_PROJECT: usize = 3;
-/// The distance between two consecutively used nodes.
+/// The index distance between two consecutively used nodes.
 const STRIDE: usize = 379;
 
 /// The work of a side.
@@ -45,18 +45,18 @@ enum Work {
     Allocations,
     /// Allocations of one project.
     OneProject,
-    /// Pings.
+    /// Pings, without an allocation.
     Tasks,
 }
 
-/// One side. All of them use the same site in turn.
+/// One side. All sides use the same site in turn.
 struct Load {
     work: Work,
     site: Arc<Mutex<Site>>,
     turn: AtomicUsize,
 }
 
-/// Allocations by tenant, oldest first.
+/// Created allocations by tenant, oldest first.
 type Made<'t> = Vec<(&'t Tenant, Vec<AllocationId>)>;
 
 impl Load {
@@ -83,7 +83,7 @@ impl Load {
             Work::OneProject => vec![&tenants[TENANTS]; CALLERS_OF_ONE],
             Work::Allocations | Work::Tasks => tenants[..TENANTS].iter().collect(),
         };
-        // As fast as the callers can: each has one open request.
+        // As fast as the callers can, with one open request each.
         let (begun, begun_at, asked) = (Instant::now(), Timestamp::now(), AtomicUsize::new(0));
         let made = try_join_all(callers.iter().map(|tenant| async {
             let (mut times, mut ids) = (Times::new()?, Vec::new());
@@ -138,14 +138,15 @@ impl Load {
     }
 }
 
-/// Waits until all are active, and returns when each was. The slow polling begins when the nodes are done.
+/// Waits until all allocations are active, and returns when each became active. The API is polled, slowly, only once
+/// the nodes are done.
 async fn active(site: &mut Site, all: &Made<'_>) -> Result<Vec<Timestamp>> {
     site.until_done(all.iter().map(|(_, ids)| ids.len()).sum()).await?;
     let found = try_join_all(all.iter().map(|(tenant, ids)| tenant.until(ids, "active"))).await?;
     found.into_iter().flatten().map(|one| one.active_at.ok_or_else(|| "active since never".into())).collect()
 }
 
-/// Releases all and waits until they are released. Returns the start and the end.
+/// Releases all allocations and waits until they are released. Returns the start and the end.
 async fn release(site: &mut Site, all: &Made<'_>) -> Result<(Timestamp, Timestamp)> {
     let begun = Timestamp::now();
     try_join_all(all.iter().map(|(tenant, ids)| async move {
@@ -185,7 +186,7 @@ impl Side for Load {
     }
 }
 
-/// The same at a rate that leaves the machine idle in between, to measure the latency of one.
+/// The same work at a rate that leaves the machine idle in between, to measure the latency of a single request.
 struct Paced(Load);
 
 impl Paced {
@@ -250,7 +251,7 @@ impl Side for Paced {
         Box::pin(async move {
             let site = Arc::clone(&self.0.site);
             let mut site = site.lock().await;
-            // A second would give too few values for the tail.
+            // One second would give too few values for the tail of the distribution.
             let schedule = Schedule::new(Duration::from_secs(1) / PER_SECOND, time.max(Duration::from_secs(4)))?;
             let round = match self.0.work {
                 Work::Allocations | Work::OneProject => self.allocations(&mut site, schedule).await?,
@@ -262,7 +263,7 @@ impl Side for Paced {
     }
 }
 
-/// Returns the available stores: their names, and a fresh database.
+/// Returns the available stores, each with its name and the URL of a fresh database. `None` is SQLite.
 pub(crate) async fn stores(setup: &Setup, name: &str) -> Result<Vec<(&'static str, Option<String>)>> {
     let mut stores = vec![("SQLite", None)];
     if let Some(server) = &setup.postgres_disk {
@@ -311,7 +312,7 @@ async fn on_store(setup: &Setup, effort: Effort, name: &'static str, store: Opti
             let times: usize = tenants.iter().map(Tenant::contended).sum();
             format!("{times} requests of all rounds were told that others were faster, and made again")
         };
-        // The first row of each.
+        // The note goes to the first row of each group.
         for (line, tenants) in [(0, many), (ONE_PROJECT, one)] {
             rows[line].note = told(tenants);
         }

@@ -24,9 +24,9 @@ use crate::child::{self, Companion};
 use crate::measure::{Effort, Goal, Round, Row, Side, count, interleave, number};
 use crate::{Result, Setup};
 
-/// Concurrent callers where each waits for its own task, like pgbench's clients.
+/// Number of concurrent callers when each waits for its own task, like the clients of pgbench.
 const CALLERS: usize = 8;
-/// Concurrent callers where transactions may be shared.
+/// Number of concurrent callers when several may share a transaction.
 const MANY_CALLERS: usize = 256;
 
 /// A store with everything that a decision needs, and one node per caller.
@@ -95,7 +95,7 @@ impl Caller {
         Self { node, key, instance: AgentInstanceId::generate(), head: ReceiptHead::default() }
     }
 
-    /// Creates a task for an offline node: it is queued.
+    /// Creates a task for an offline node, which queues it.
     pub(crate) async fn enqueue(&self, store: &Store, keys: &KeyRing) -> Result<TaskId> {
         let room = store.task_unfinished_below(self.node.id, MAX_UNFINISHED_PER_NODE).await?;
         let unfinished = room.err().unwrap_or(0);
@@ -106,7 +106,7 @@ impl Caller {
         Ok(record.id)
     }
 
-    /// Creates a task for a connected node: it is queued and claimed in one commit.
+    /// Creates a task for a connected node, which queues and claims it in one commit.
     async fn enqueue_and_claim(&self, store: &Store, keys: &KeyRing) -> Result<(TaskRecord, Digest)> {
         let node = store.node_get(self.node.id).await?.ok_or("the node is gone")?;
         let intent = |task: &TaskRecord| keys.intent_mac(&task::intent_text(task));
@@ -118,7 +118,7 @@ impl Caller {
         Ok((record, outgoing.signed.digest))
     }
 
-    /// Claims the oldest queued task: finds it, signs its envelope, writes both.
+    /// Claims the oldest queued task: finds it, signs its envelope, and writes both.
     pub(crate) async fn claim(&self, store: &Store, keys: &KeyRing) -> Result<(TaskRecord, Digest)> {
         let queued = store.task_queued(self.node.id, 1).await?.pop().ok_or("nothing is queued")?;
         if !keys.intent_matches(&task::intent_text(&queued), &queued.intent) {
@@ -131,7 +131,7 @@ impl Caller {
         Ok((TaskRecord { version: sent.version + 1, ..sent }, outgoing.signed.digest))
     }
 
-    /// Answers like the node, and checks the answer like the server.
+    /// Signs a receipt as the node does, and verifies and stores it as the server does.
     pub(crate) async fn settle(&mut self, store: &Store, cluster: ClusterId, sent: &TaskRecord, digest: Digest) -> Result<()> {
         let id = sent.id;
         let now = Timestamp::now();
@@ -188,7 +188,6 @@ pub(crate) fn context() -> Context {
     Context { now: Timestamp::now(), actor: Actor::System, correlation_id: CorrelationId::generate() }
 }
 
-/// Our side of the row.
 struct Ours {
     name: String,
     tasks: Tasks,
@@ -198,9 +197,9 @@ struct Ours {
 /// How a task reaches its node.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum WriteMode {
-    /// The node is connected and idle: queued and claimed in one commit.
+    /// The node is connected and idle: the task is queued and claimed in one commit.
     Direct,
-    /// The node was offline or busy: queued, and claimed later.
+    /// The node is offline or busy: the task is queued, and claimed later.
     Queue,
 }
 
@@ -338,7 +337,7 @@ impl Graphile {
     }
 }
 
-/// Starts the script and waits until it is ready.
+/// Starts graphile-worker and waits until it is ready.
 pub(crate) async fn start_graphile(setup: &Setup, url: &str, name: &str) -> Result<Companion> {
     let modules = setup.node_modules()?;
     let node = child::find_program("node", &[]).ok_or("node is not installed")?;
@@ -365,7 +364,7 @@ impl Side for Graphile {
     }
 }
 
-/// Creates a database on the server.
+/// Creates an empty database on the server and returns its URL.
 pub(crate) async fn create_database(server: &str, name: &str) -> Result<String> {
     let name = format!("bench_{}", name.replace(' ', "_"));
     let mut connection = PgConnection::connect(server).await?;
@@ -426,7 +425,7 @@ async fn on_postgres(setup: &Setup, server: &str, medium: &str, effort: Effort) 
         or_absent("graphile batched", Graphile::prepare(setup, server, "graphile batched", "batched", 1000).await),
     ];
     let (same_rows, queue_only, unbatched, batched) = (0, 1, 2, 3);
-    // The rows, and their peers.
+    // Each row, with the indexes of its peers.
     let mut plan: Vec<(usize, String, Vec<usize>)> = Vec::new();
     for (number, (callers, way, against)) in [
         (CALLERS, WriteMode::Direct, vec![same_rows, queue_only, unbatched]),
@@ -442,7 +441,7 @@ async fn on_postgres(setup: &Setup, server: &str, medium: &str, effort: Effort) 
         let config = StoreConfig::parse(&create_database(server, &format!("ours_{number}")).await?)?;
         sides.push(or_absent("gpuaas", ours(&config, callers, way, "gpuaas").await));
     }
-    // SQLite has no server to compare with; its peer is the usual approach on the same disk.
+    // There is no SQLite server to compare with, so the peer of SQLite is the usual approach on the same disk.
     let folders = [tempfile::tempdir_in(&setup.disk)?, tempfile::tempdir_in(&setup.disk)?];
     if medium == "disk" {
         for (folder, way) in folders.iter().zip([WriteMode::Direct, WriteMode::Queue]) {

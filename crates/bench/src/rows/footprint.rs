@@ -1,4 +1,4 @@
-//! The cost of the agent for its host, compared with a monitoring agent that such hosts have anyway.
+//! What the agent costs its host, compared with a monitoring agent that such hosts run anyway.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::{Result, Setup};
 const PEER: &str = "prometheus-node-exporter";
 const MIB: f64 = 1024.0 * 1024.0;
 
-/// Tasks of the agent, and scrapes of the exporter, before the measurement.
+/// Number of tasks that the agent runs, and of scrapes of the exporter, before the measurement.
 const WORK: usize = 20;
 
 async fn our_memory(setup: &Setup) -> Result<f64> {
@@ -31,7 +31,7 @@ async fn our_memory(setup: &Setup) -> Result<f64> {
     Ok(memory)
 }
 
-/// Returns the id of the only node, as soon as it is online.
+/// Waits until the only node is online, and returns its id.
 pub(crate) async fn only_node(cluster: &Cluster) -> Result<String> {
     for _ in 0..1000 {
         let page = cluster.client.nodes(&gpuaas_api::dto::NodeListQuery::default()).await?;

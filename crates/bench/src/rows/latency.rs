@@ -1,8 +1,8 @@
-//! From an API call until the handler runs on a host: real server process, real agent processes, simulated hosts.
+//! The time from an API call until the handler runs on a host, with a real server process, real agent processes and simulated hosts.
 //!
-//! There is one clock: the handler of `diag.ping` writes its start time into the receipt, which is read after the round. Calls
-//! come at fixed times, whatever the result of earlier ones (open loop). Only Salt's client cannot do that and waits for each
-//! answer, which favors Salt.
+//! All processes share one clock: the handler of `diag.ping` writes its start time into the receipt, which is read after the round. Calls
+//! are made at fixed times, whatever the result of earlier ones (open loop). Only Salt's client cannot do that and waits for each answer,
+//! which favors Salt.
 
 use std::path::Path;
 use std::time::Duration;
@@ -24,9 +24,9 @@ use crate::{Result, Setup};
 
 /// Calls per second, far below the capacity of either side.
 const PER_SECOND: u32 = 40;
-/// Hosts of the fan-out.
+/// Number of hosts in the fan-out.
 const MANY_HOSTS: usize = 8;
-/// The policy of a simulated host: it allows what the rows need.
+/// The policy of a simulated host, which allows what the rows need.
 const POLICY: &str = "allowed_tasks = [\"diag.ping\", \"slice.topology_discover\", \"slice.vm_provision\", \"slice.vm_release\"]\n\n\
      [slices]\npci_addresses = [\"*\"]\nnvme_serials = [\"*\"]\nimage_sources = [\"*\"]\n\
      bridges = [\"br-slices\"]\nimage_formats = [\"qcow2\", \"raw\"]\nusernames = [\"*\"]\ndestroys_per_hour = 1000000\n";
@@ -84,7 +84,7 @@ pub(crate) async fn start_agent(setup: &Setup, programs: &Path, cluster: &Cluste
     Server::start(name, command, &setup.folder, "").await
 }
 
-/// Requests a ping and returns its id.
+/// Requests a ping and returns the id of its task.
 pub(crate) async fn ask_for_ping(client: &Client, node: &str) -> Result<TaskId> {
     let wanted = TaskCreate {
         node: node.to_owned(),
@@ -112,7 +112,7 @@ async fn times_of(client: &Client, id: TaskId) -> Result<(Timestamp, Timestamp)>
     Err(format!("task {id} did not end").into())
 }
 
-/// One call at a time to one host, or one call to each host at the same time.
+/// Calls one host at a time, or all hosts at the same time.
 struct Calls {
     name: &'static str,
     agents: Agents,
@@ -127,7 +127,7 @@ impl Side for Calls {
         Box::pin(async move {
             let agents = &self.agents;
             let client = &agents.cluster.client;
-            // A fan-out makes as many calls as there are hosts, so it comes less often by that factor.
+            // A fan-out makes one call per host, so its period is longer by that factor.
             let period = Duration::from_secs(1) / PER_SECOND * u32::try_from(agents.nodes.len())?;
             let schedule = Schedule::new(period, time)?;
             let calls = try_join_all((0..schedule.calls()).map(|number| async move {
@@ -174,9 +174,9 @@ impl Side for Jobs {
     }
 }
 
-/// Until the last handler runs.
+/// Metric: the time until the last handler runs.
 const STARTED: usize = 0;
-/// Until the last receipt is stored.
+/// Metric: the time until the last receipt is stored.
 const STORED: usize = 1;
 
 const fn quantile(metric: usize, share: f64) -> Quantile {
@@ -232,7 +232,7 @@ pub(crate) async fn many_hosts(setup: &Setup, effort: Effort) -> Result<Vec<Row>
     Ok(rows)
 }
 
-/// Makes rounds longer. Salt answers only a few times per second, so a short round would have too few values.
+/// Makes rounds longer: Salt answers only a few times per second, so a short round would have too few values.
 fn longer(effort: Effort) -> Effort {
     Effort { round_ms: effort.round_ms.clamp(2000, 5000), ..effort }
 }

@@ -1,8 +1,7 @@
 //! Round trip over the link: 512 bytes out, a short acknowledgment back.
 //!
 //! Our side sends a chunk of log lines to the real server. The lines belong to a task of another node, so the server acknowledges
-//! them without storing them. This covers everything of the link (TLS, HTTP/2, session, certificate check, queue) and nothing of
-//! the database.
+//! them without storing them. This covers the whole link (TLS, HTTP/2, session, certificate check, queue) but not the database.
 //!
 //! Open loop: messages are sent at fixed times, whatever the result of earlier ones, and an answer is matched by the number of
 //! its message.

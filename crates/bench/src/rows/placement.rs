@@ -21,10 +21,10 @@ const NODES: usize = 10_000;
 const SLOTS: u32 = 8;
 /// Percentage of leased slots.
 const FULL: usize = 85;
-/// The longest that one placement should take, in microseconds.
+/// The goal for the time of one placement, in microseconds.
 const GOAL: f64 = 5000.0;
 
-/// Vendor, device and name of the GPUs, and the vCPUs and memory that each slot has.
+/// Vendor, device and name of each GPU model, and the vCPUs and memory in MiB of its slots.
 const MODELS: [(&str, &str, &str, u32, u64); 4] = [
     ("10de", "2330", "NVIDIA H100 80GB HBM3", 24, 245_760),
     ("10de", "2335", "NVIDIA H200", 24, 245_760),
@@ -150,7 +150,7 @@ impl Placing {
     fn new(policy: Policy) -> Result<Self> {
         let (now, mut chance) = (Timestamp::now(), Chance(42));
         let mut hosts = (0..NODES).map(|number| Host::new(number, &mut chance, now)).collect::<Result<Vec<_>>>()?;
-        // Sorted by id, so that the host of a placement is found without asking the fleet.
+        // Sorted by id, so that the host of a placement can be found by binary search.
         hosts.sort_by_key(|host| host.node.id);
         let mut placing = Self { policy, now, hosts, fleet: Fleet::new(), leased: 0, chance };
         for host in &mut placing.hosts {
@@ -181,7 +181,7 @@ impl Placing {
         })
     }
 
-    /// Changes the state of slots of one host, and updates the fleet. The time of the update is recorded.
+    /// Changes the state of some slots of one host, and updates the fleet. Records the time of the update.
     fn change(&mut self, place: usize, slots: &[SlotId], state: SlotState, times: &mut Times) -> Result<()> {
         let host = &mut self.hosts[place];
         for slot in host.slots.iter_mut().filter(|slot| slots.contains(&slot.id)) {
@@ -195,7 +195,7 @@ impl Placing {
         times.record(started.elapsed())
     }
 
-    /// Leases the placement, and ends as many leases elsewhere: the fleet stays equally full.
+    /// Leases the placement, and ends as many leases elsewhere, so that the fleet stays equally full.
     fn take(&mut self, placement: &Placement, times: &mut Times) -> Result<()> {
         let place =
             self.hosts.binary_search_by_key(&placement.node_id, |host| host.node.id).map_err(|_| "a node that is not there")?;
@@ -227,7 +227,7 @@ impl Placing {
                 }
                 Err(_) => nothing.record(took)?,
             }
-            // No machine has so many: the reason of every node is computed.
+            // No node has this many slots, so the reason of every node is computed.
             if self.chance.below(16) == 0 {
                 let too_many = PlacementRequest {
                     what: What::Slots {

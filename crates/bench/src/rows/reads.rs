@@ -1,7 +1,7 @@
 //! Reads over the API with a large store: one allocation, a page of a project's allocations, a page of nodes.
 //!
-//! The peer is axum in a separate process that answers with the same bytes as the server, and does nothing else. It shows the
-//! cost of HTTP alone for an answer of that size, on this machine, with this client.
+//! The peer is axum in a separate process that responds with the same bytes as the server, and does nothing else. It shows the cost of
+//! HTTP alone for a response of that size, on this machine, with this client.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -19,22 +19,21 @@ use crate::times::{Schedule, TimeUnit, Times};
 use crate::{Result, Setup};
 
 const NODES: usize = 1000;
-/// Active allocations, over all tenants.
+/// Number of active allocations of all tenants together.
 const ALLOCATIONS: usize = 5000;
-/// With `--quick`.
+/// The same, with `--quick`.
 const FEWER_ALLOCATIONS: usize = 1000;
 const TENANTS: usize = 16;
-/// Items of a page.
+/// Items per page.
 const PAGE: u32 = 50;
 /// Calls per second while the machine is mostly idle.
 const PER_SECOND: u32 = 100;
-/// Clients at full speed. Each waits for its answer.
+/// Number of clients at full speed. Each waits for a response before it sends the next request.
 const CLIENTS: usize = 8;
-/// The distance between two consecutive requests: a prime, so that all are used and consecutive ones are not neighbors in the
+/// The index distance between two consecutive requests: a prime, so that all are used and consecutive ones are not neighbors in the
 /// store.
 const STRIDE: usize = 379;
 
-/// One request.
 #[derive(Clone)]
 struct Ask {
     url: String,
@@ -54,7 +53,7 @@ impl Reading {
         Self { name, http: http.clone(), asks, turn: AtomicUsize::new(0) }
     }
 
-    /// Sends one request and reads the whole answer.
+    /// Sends one request and reads the whole response.
     async fn once(&self) -> Result<usize> {
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         let Ask { url, key } = &self.asks[turn.wrapping_mul(STRIDE) % self.asks.len()];
@@ -152,7 +151,7 @@ async fn fill(site: &mut Site, allocations: usize) -> Result<Vec<Read>> {
                 break;
             }
             let after = query.after.as_ref().map_or_else(String::new, |after| format!("&after={after}"));
-            // Every account of the tenant, in turn.
+            // Uses the accounts of the tenant in turn.
             for _ in 0..4 {
                 of_project.push(Ask { url: format!("{list}?limit={PAGE}{after}"), key: tenant.account().key.clone() });
             }
@@ -179,7 +178,7 @@ async fn fill(site: &mut Site, allocations: usize) -> Result<Vec<Read>> {
     ])
 }
 
-/// Starts the peer with the current answers of the server.
+/// Starts the peer with the current responses of the server.
 async fn start_bare(setup: &Setup, http: &reqwest::Client, reads: &[Read], name: &str) -> Result<(Companion, String)> {
     let folder = setup.disk.join(format!("{name}-answers"));
     std::fs::create_dir_all(&folder)?;

@@ -29,7 +29,7 @@ use crate::rows::allocations::stores;
 use crate::rows::durable::context;
 use crate::{Result, Setup};
 
-/// Events of a round per second of its length.
+/// Number of events in a round, per second of its length.
 const PER_SECOND: u64 = 5000;
 /// The events of one allocation.
 const LIFE: [EventKind; 7] = [
@@ -41,27 +41,27 @@ const LIFE: [EventKind; 7] = [
     EventKind::AllocationReleaseOrdered,
     EventKind::AllocationReleased,
 ];
-/// Concurrent allocations, so that their events are interleaved.
+/// Number of concurrent allocations, whose events are interleaved.
 const LIVES: usize = 500;
 /// Unacknowledged messages on both sides: two lanes of the outbox with a batch each.
 const IN_FLIGHT: usize = 512;
 /// How long a round may take.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// The stream of a server with default settings.
+/// The stream that a server with default settings publishes to.
 const STREAM: &str = "GPUAAS";
 const BARE_STREAM: &str = "BARE";
 
-/// The events of the sides: the peer takes its messages from what a relay published last.
+/// Shared by the sides: the peer publishes the events that a relay published last.
 type Events = Arc<Mutex<Vec<OutboxRow>>>;
 
-/// A server process that relays, on one store.
+/// A server process that only relays, on one store.
 struct Relay {
     name: String,
     program: PathBuf,
     /// The folder for logs.
     logs: PathBuf,
     folder: PathBuf,
-    /// The database.
+    /// The URL of the database.
     store: String,
     nats: String,
     context: jetstream::Context,
@@ -84,7 +84,7 @@ impl Relay {
     }
 }
 
-/// Reads the store of a running server directly: opening it as a store would be exclusive on SQLite.
+/// Reads the database of a running server directly, because on SQLite a `Store` would need exclusive access.
 enum Look {
     Sqlite(SqliteConnection),
     Pg(PgConnection),
@@ -98,7 +98,7 @@ impl Look {
         })
     }
 
-    /// Waits until all events are marked, and returns when.
+    /// Waits until all events are marked as published, and returns when that was.
     async fn marked(&mut self) -> Result<Timestamp> {
         const ONE: &str = "SELECT COUNT(*) FROM (SELECT 1 FROM outbox_waiting LIMIT 1) AS waiting";
         let deadline = tokio::time::Instant::now() + PATIENCE;
@@ -126,7 +126,7 @@ pub(crate) async fn fill_store(store: &str, events: usize) -> Result<Vec<OutboxR
     while made < events {
         let lives: Vec<Life> = (0..LIVES).map(|_| Life::new()).collect();
         for kind in LIFE {
-            // Groups of a size that a busy server commits together.
+            // Commits in groups of a size that a busy server would have.
             for group in lives.chunks(50) {
                 let left = events - made;
                 let mut lives = group.iter().take(left);
@@ -139,7 +139,7 @@ pub(crate) async fn fill_store(store: &str, events: usize) -> Result<Vec<OutboxR
     let end = store.outbox_end().await?;
     let rows = rows_after(&store, end - i64::try_from(events)?).await?;
     let waiting: u64 = store.outbox_lanes_waiting().await?.into_iter().map(|(_, waiting)| waiting).sum();
-    // A lane is counted only up to a limit.
+    // The count of a lane is capped.
     if rows.len() != events || waiting < u64::try_from(events)?.min(MAX_WAITING) {
         return Err("the outbox does not hold what was put into it".into());
     }
@@ -156,7 +156,7 @@ struct Life {
 impl Life {
     fn new() -> Self {
         let allocation = AllocationId::generate();
-        // What any of the events needs; each takes its own part.
+        // The data for all kinds of events; each kind takes the fields that it needs.
         let data = serde_json::json!({
             "allocation_id": allocation,
             "organization_id": OrgId::generate(),
@@ -204,7 +204,7 @@ async fn first_of(mut stream: Stream, events: usize) -> Result<Timestamp> {
         if tokio::time::Instant::now() > deadline {
             return Err(format!("{there} of {events} events are in the stream after two minutes").into());
         }
-        // Rarely enough to cost little, often enough to see the end.
+        // Rarely enough to cost little, and often enough to notice the end soon.
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
@@ -238,14 +238,14 @@ impl Side for Relay {
     }
 }
 
-/// A publisher without a store.
+/// The peer: a publisher without a store.
 struct Bare {
     context: jetstream::Context,
     events: Events,
 }
 
 impl Bare {
-    /// Creates its empty stream, with the settings of the relay's.
+    /// Creates an empty stream with the settings of the relay's stream.
     async fn stream(&self) -> Result<Stream> {
         let like = self.context.get_stream(STREAM).await?.cached_info().config.clone();
         let config = Config { name: BARE_STREAM.to_owned(), subjects: vec!["bare.>".to_owned()], ..like };
@@ -258,7 +258,7 @@ impl Bare {
     async fn publish(&self, row: OutboxRow) -> Result<PublishAckFuture> {
         let subject = format!("bare.{}.{}", row.kind, row.subject);
         let message = PublishMessage::build()
-            // The stream has seen the row's own id in an earlier round.
+            // A new id: JetStream would drop the row's own id as a duplicate from an earlier round.
             .message_id(EventId::generate().to_string())
             .expected_stream(BARE_STREAM)
             .header("Gpuaas-Kind", row.kind)
@@ -300,7 +300,7 @@ impl Side for Bare {
     }
 }
 
-/// Returns a stream, and waits until it exists.
+/// Waits until a stream exists, and returns it.
 async fn made(context: &jetstream::Context, name: &str) -> Result<Stream> {
     let deadline = tokio::time::Instant::now() + PATIENCE;
     loop {
@@ -334,7 +334,7 @@ pub(crate) async fn run(setup: &Setup, effort: Effort) -> Result<Vec<Row>> {
             events: Arc::clone(&events),
         }));
     }
-    // Last in the first round: by then a relay has created its stream and left its events.
+    // The peer comes last in the first round: by then a relay has created its stream and left its events.
     let bare = sides.len();
     sides.push(Box::new(Bare { context, events }));
     let measured = interleave(&mut sides, effort).await;

@@ -1,4 +1,4 @@
-//! The cost of a connected agent for the server, and how fast all of them reconnect.
+//! What a connected agent costs the server, and how fast all agents reconnect.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -42,17 +42,17 @@ impl Side for Reconnecting {
     }
 }
 
-/// Opens all links and returns them with the memory of one of them, in bytes.
+/// Opens all links. Returns the server's memory per link, in bytes, and the links.
 async fn memory_of(hosts: &Arc<Vec<Host>>, address: SocketAddr, process: u32) -> Result<(f64, Links)> {
     let before = proportional_memory(process)?;
     let links = Links::open_all(hosts, address).await?;
-    // By then the effects of opening them (commits, log lines, buffers) have settled.
+    // Lets the effects of opening the links (commits, log lines, buffers) settle.
     tokio::time::sleep(Duration::from_secs(3)).await;
     Ok(((proportional_memory(process)? - before) / count(hosts.len()), links))
 }
 
-/// Returns the processor time that both servers spend on one idle link, in microseconds per second. Both are measured in the same
-/// windows, so that other load of the machine affects both.
+/// Returns the processor time that each server spends on one idle link, in microseconds per second. Both are measured in the same
+/// windows, so that other load on the machine affects both.
 async fn rest(processes: [u32; 2], agents: usize, effort: Effort) -> Result<Vec<(f64, f64)>> {
     let mut windows = Vec::new();
     // A window is a whole heartbeat interval. All agents connected at about the same time, so a shorter window could contain the

@@ -1,4 +1,4 @@
-//! Sign and verify: a complete signed task against the bare signature.
+//! Signing and verifying a complete task, against the bare signature.
 
 use std::time::{Duration, Instant};
 

@@ -1,8 +1,7 @@
-//! Guests: the agent's own time to create one, and the cost of its drives.
+//! Guests: the agent's own time to create one, and the cost of writing and wiping its drives.
 //!
-//! The time to create a guest is that of the real agent process on a simulated host, whose drives, images and guests take no
-//! time; it is read from the receipts. Images and wipes go to a real block device, through the operations that the agent's tasks
-//! use.
+//! The time to create a guest is that of the real agent process on a simulated host, whose drives, images and guests take no time. It is
+//! read from the receipts. Images and wipes go to a real block device, through the operations that the agent's tasks use.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -31,11 +30,11 @@ use crate::rows::latency::start_agent;
 use crate::times::{TimeUnit, Times};
 use crate::{Result, Setup};
 
-/// The goal for the agent's own time to create a guest.
+/// The goal for the agent's own time to create a guest, in milliseconds.
 const OVERHEAD_MS: f64 = 50.0;
-/// The program with which the product writes images.
+/// The program that the product uses to write images.
 const QEMU_IMG: &str = "/usr/bin/qemu-img";
-/// The image has content in every second part of this size.
+/// The image alternates between content and holes of this size, in bytes.
 const IMAGE_PART: u64 = 32 << 20;
 
 /// Guests that are created and released one after the other on one slot.
@@ -64,8 +63,7 @@ impl Provisions {
         Ok(Self { cluster, _agent: agent, node })
     }
 
-    /// Creates a guest and releases it. Returns how long the creation took, and how much of that was spent waiting for it to
-    /// answer.
+    /// Creates a guest and releases it. Returns how long the creation took, and how much of that was spent waiting for the guest to answer.
     async fn once(&self) -> Result<(Duration, Duration)> {
         let client = &self.cluster.client;
         let create = SliceCreate {
@@ -97,7 +95,7 @@ impl Provisions {
         Ok(times)
     }
 
-    /// Reads the times from the receipt: its times are exact, those of the phases are whole milliseconds.
+    /// Reads the times from the receipt. The total is exact; the times of phases are whole milliseconds.
     async fn times_of(&self, task: TaskId) -> Result<(Duration, Duration)> {
         let evidence = self.cluster.client.task_evidence(&task.to_string()).await?;
         let receipt = evidence.receipt.ok_or("no receipt")?;
@@ -116,7 +114,7 @@ impl Provisions {
     }
 }
 
-/// Waits until a task has succeeded.
+/// Waits until a task has succeeded, and returns it.
 async fn ended(client: &Client, id: TaskId) -> Result<Task> {
     for _ in 0..4000 {
         let task = client.task(&id.to_string()).await?;
@@ -161,7 +159,7 @@ pub(crate) async fn overhead(setup: &Setup, effort: Effort) -> Result<Vec<Row>> 
     ])
 }
 
-/// Returns this machine as a host of guests, with all its files in one folder.
+/// Returns this machine as a host for guests, with all its files in one folder.
 fn machine(folder: &Path) -> (Host, Layout) {
     let at = |name: &str| folder.join(name);
     let layout = Layout {
@@ -234,19 +232,19 @@ fn digest_of(file: &Path) -> Result<Digest> {
     Ok(Digest::try_from(format!("sha256:{}", gpuaas_contract::hex(context.finish().as_ref())))?)
 }
 
-/// The repeated work of one side on the drive.
+/// What one side does with the drive, repeatedly.
 enum Job {
     /// Writes the image through the product.
     Write(Image),
-    /// Writes it with the bare program.
+    /// Writes the image with `qemu-img` alone.
     QemuImg(Image),
     /// Wipes through the product, which must choose this method.
     Wipe(WipeMethod),
-    /// Writes zeros over everything.
+    /// Overwrites everything with zeros, using `dd`.
     Dd,
 }
 
-/// One side. Both use the same drive in turn.
+/// One side. Both sides use the same drive in turn.
 struct Work {
     job: Job,
     drive: Arc<Drive>,
@@ -254,7 +252,7 @@ struct Work {
 }
 
 impl Work {
-    /// Does it once. The preparation and the check of the result do not count.
+    /// Does the job once and returns its time, without the preparation and the check of the result.
     async fn once(&self) -> Result<Duration> {
         let (drive, node) = (&self.drive, drive::text(&self.drive.node)?);
         match &self.job {
@@ -292,7 +290,7 @@ impl Work {
                 drive.fill()?;
                 let (of, count) = (format!("of={node}"), format!("count={}", BYTES / (4 << 20)));
                 let begun = Instant::now();
-                // Flushed to the drive at the end, as after a wipe.
+                // `fsync` flushes to the drive at the end, as a wipe does.
                 drive::run("dd", &["if=/dev/zero", &of, "bs=4M", &count, "oflag=direct", "conv=fsync,notrunc"]).await?;
                 let took = begun.elapsed();
                 if drive.is_zero()? { Ok(took) } else { Err("dd left something".into()) }
@@ -301,7 +299,7 @@ impl Work {
     }
 }
 
-/// Reads the whole drive and checks that it has the image, and zeros where the image is empty.
+/// Reads the whole drive and checks that it contains the image, with zeros where the image has holes.
 async fn compare(image: &Image, node: &str) -> Result<()> {
     let arguments = ["compare", "-f", "qcow2", "-F", "raw", "-T", "none", drive::text(&image.path)?, node];
     drive::run(QEMU_IMG, &arguments).await.map(drop)
@@ -371,7 +369,7 @@ pub(crate) async fn wipe(setup: &Setup, effort: Effort) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Makes rounds longer. A drive is filled or changed before and read afterwards, so a short round would have only one operation.
+/// Makes rounds longer: the drive is filled or changed before each operation and read afterwards, so a short round would have only one.
 fn longer(effort: Effort) -> Effort {
     Effort { round_ms: effort.round_ms.max(4000), ..effort }
 }

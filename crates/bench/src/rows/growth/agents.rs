@@ -34,7 +34,7 @@ pub(crate) async fn run(setup: &Setup, effort: Effort) -> Result<Vec<Row>> {
         progress(format_args!("{size} agents"));
         links.open(there..*size).await?;
         there = *size;
-        // By then the effects of the new connections have settled.
+        // Lets the effects of the new connections settle.
         tokio::time::sleep(Duration::from_secs(3)).await;
         let (mut rate, mut latency, mut cost) = (Vec::new(), Vec::new(), Vec::new());
         for round in 0..effort.rounds {

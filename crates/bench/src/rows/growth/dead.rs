@@ -1,7 +1,7 @@
-//! The time until the store shows that a node is gone, over the number of nodes.
+//! The time until the store shows that a node is offline, over the number of nodes.
 //!
-//! There are two cases: the agent's process ends together with its connection; or the whole host falls silent, and only the
-//! keep-alive of the connection detects it.
+//! There are two cases: the agent's process ends and its connection closes, or the whole host falls silent and only the keep-alive of the
+//! connection detects it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,22 +17,23 @@ use crate::report::progress;
 use crate::times::{TimeUnit, Times};
 use crate::{Result, Setup};
 
-/// Batches per size. Each gives its own slope.
+/// Number of batches per size. Each gives its own slope.
 const BATCHES: usize = 6;
-/// Agents that end, per batch.
+/// Number of agents that end per batch.
 const ENDINGS: usize = 40;
-/// Hosts that fall silent, per batch.
+/// Number of hosts that fall silent per batch.
 const SILENCES: usize = 10;
-/// The period of the keep-alive. Silent hosts are spread over it, so that the opening times of the links do not matter.
+/// The interval of the keep-alive. The moments when hosts fall silent are spread over it, so that it does not matter when the links were
+/// opened.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
-/// Longest time until a lost node is noticed.
+/// Maximum wait until a lost node is detected.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 async fn is_online(cluster: &Cluster, host: &Host) -> Result<bool> {
     Ok(cluster.client.node(&host.grant.node_id.to_string()).await?.online)
 }
 
-/// Closes links one by one and waits for each until the API reports it as offline. Returns the median per batch, in milliseconds.
+/// Closes links one by one, and each time waits until the API reports the node as offline. Returns the median per batch, in milliseconds.
 async fn closed(cluster: &Cluster, hosts: &[Host], links: &mut Links) -> Result<Vec<f64>> {
     let mut medians = Vec::new();
     for _ in 0..BATCHES {
@@ -56,7 +57,7 @@ async fn closed(cluster: &Cluster, hosts: &[Host], links: &mut Links) -> Result<
     Ok(medians)
 }
 
-/// Freezes links at even distances over one period of the keep-alive. Returns the median per batch, in seconds.
+/// Freezes links at even intervals over one period of the keep-alive. Returns the median per batch, in seconds.
 async fn silent(cluster: &Cluster, hosts: &[Host], links: &mut Links) -> Result<Vec<f64>> {
     let deaths = BATCHES * SILENCES;
     let mut died = Vec::with_capacity(deaths);
@@ -68,7 +69,7 @@ async fn silent(cluster: &Cluster, hosts: &[Host], links: &mut Links) -> Result<
     }
     let mut batches: Vec<Times> = (0..BATCHES).map(|_| Times::new()).collect::<Result<_>>()?;
     for (host, died) in died.into_iter().enumerate() {
-        // The time of the detection is stored, so the time of this poll does not matter.
+        // The store has the time of the detection, so it does not matter when this poll happens.
         let noticed = loop {
             let node = cluster.client.node(&hosts[host].grant.node_id.to_string()).await?;
             if !node.online {

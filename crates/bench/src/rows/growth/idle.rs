@@ -1,4 +1,4 @@
-//! The load of idle agents on the database, which must be none.
+//! The load of idle agents on the database, which must be zero.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -32,7 +32,7 @@ pub(crate) async fn run(setup: &Setup) -> Result<Vec<Row>> {
     let hosts = Arc::new(cluster.enroll(agents).await?);
     let watch = Duration::from_secs(30);
     let per_second = async || {
-        // PostgreSQL reports the counts of a session up to 10 s late. Earlier transactions must be included by then.
+        // PostgreSQL reports the counts of a session up to 10 s late. Waits until earlier transactions are included.
         tokio::time::sleep(Duration::from_secs(13)).await;
         let (before, started) = (transactions(&url).await?, Instant::now());
         tokio::time::sleep(watch).await;

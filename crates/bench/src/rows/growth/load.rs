@@ -14,20 +14,19 @@ use crate::rows::latency::ask_for_ping;
 use crate::times::{Schedule, Times};
 use crate::worker::Done;
 
-/// Longest wait for the last task.
+/// Maximum wait for the last task.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Tasks whose end is also checked in the store.
+/// Number of tasks whose end is also checked in the store.
 const LOOKED_UP: usize = 10;
-/// The distance between two consecutively used nodes: a prime, so that all are used and consecutive ones are not neighbors in the
-/// store.
+/// The index distance between two consecutively used nodes: a prime, so that all nodes are used and consecutive ones are not neighbors in
+/// the store.
 const STRIDE: usize = 7919;
 
-/// The result of a load.
 pub(super) struct Loaded {
     pub(super) tasks: usize,
     /// Receipts stored per second.
     pub(super) per_second: f64,
-    /// From the time when a call was due until its task would have started on the node.
+    /// From when a call was due until its task would have started on the node.
     pub(super) started: Times,
 }
 
@@ -40,7 +39,7 @@ pub(super) async fn offer(
     done: &mut UnboundedReceiver<Done>,
 ) -> Result<Loaded> {
     let schedule = Schedule::new(Duration::from_secs(1) / per_second, time)?;
-    // Every round starts with another node.
+    // Every round starts with a different node.
     let first = usize::try_from(schedule.started_at().0.unsigned_abs() % 1_000_003)?;
     let asked = try_join_all((0..schedule.calls()).zip(first..).map(|(number, turn)| async move {
         let begin = schedule.wait(number).await;

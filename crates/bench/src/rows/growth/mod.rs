@@ -12,10 +12,10 @@ use crate::measure::{Goal, Interval, Row, log_log_slope, number};
 use crate::rows::durable::create_database;
 use crate::{Result, Setup};
 
-/// Slopes up to this are noise: over two powers of ten it is a quarter more.
+/// Slopes up to this are noise: over two powers of ten, the value grows by a quarter.
 const FLAT: Goal = Goal::AtMost(0.05);
 
-/// Creates a database on PostgreSQL, as a real site would have it, if there is one; otherwise SQLite is used.
+/// Creates a database on PostgreSQL, which a real site would use. Returns `None`, for SQLite, if there is no PostgreSQL server.
 async fn database(setup: &Setup, name: &str) -> Result<Option<String>> {
     match &setup.postgres_disk {
         Some(server) => Ok(Some(create_database(server, name).await?)),

@@ -13,12 +13,12 @@ use crate::rows::durable::{Caller, Tasks, create_database};
 use crate::times::{TimeUnit, Times};
 use crate::{Result, Setup};
 
-/// Batches per point. Each gives its own slope, and the interval shows the precision.
+/// Number of batches per point. Each gives its own slope, and the interval of the slopes shows the precision.
 const BATCHES: usize = 6;
 /// Operations per batch.
 const BATCH: usize = 50;
 
-/// A store of either engine.
+/// A store on SQLite or PostgreSQL.
 struct Place {
     name: &'static str,
     config: StoreConfig,
@@ -37,8 +37,8 @@ async fn places(setup: &Setup, what: &str) -> Result<Vec<Place>> {
     Ok(places)
 }
 
-/// Returns the median time of a claim in every batch, in microseconds. Every claimed task is finished, so that the depth of the
-/// queue stays the same.
+/// Returns the median time of a claim per batch, in microseconds. For every claimed task another one was queued, and the claimed one is
+/// finished, so that the depth of the queue stays the same.
 async fn claim_times(tasks: &mut Tasks) -> Result<Vec<f64>> {
     let Tasks { store, keys, cluster, callers, .. } = tasks;
     let caller: &mut Caller = callers.first_mut().ok_or("no caller")?;
@@ -82,7 +82,7 @@ async fn add_finished(config: &StoreConfig, node: &str, from: usize, to: usize) 
                 to - 1
             );
             sqlx::query(AssertSqlSafe(insert("printf('%032x', i)", &series))).execute(&mut connection).await?;
-            // A million rows in one transaction leave a log that no real server would have.
+            // A million rows in one transaction leave a write-ahead log of a size that no real server would have.
             sqlx::query("PRAGMA wal_checkpoint(TRUNCATE)").execute(&mut connection).await?;
             connection.close().await?;
         }
@@ -126,7 +126,7 @@ pub(crate) async fn over_queue_depth(setup: &Setup) -> Result<Vec<Row>> {
             let mut medians = Vec::with_capacity(BATCHES);
             for _ in 0..BATCHES {
                 let mut times = Times::new()?;
-                // Few, because each of them makes the queue deeper.
+                // Only a few, because each one makes the queue deeper.
                 for _ in 0..BATCH / 5 {
                     let at = Instant::now();
                     caller.enqueue(&tasks.store, &tasks.keys).await?;

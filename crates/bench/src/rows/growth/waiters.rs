@@ -1,5 +1,4 @@
-//! The cost of one task for the server while a growing number of agents waits in long-polls: only the task's own agent may wake
-//! up.
+//! What one task costs the server while a growing number of agents waits in long-polls. Only the agent of the task may wake up.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,9 +14,9 @@ use crate::{Result, Setup};
 
 /// Tasks per second.
 const PER_SECOND: u32 = 50;
-/// Pairs of an idle window and a window under load.
+/// Number of pairs of an idle window and a window under load.
 const BATCHES: usize = 6;
-/// Connections of one waiter: one per held poll, and one to answer.
+/// Connections per waiting agent: one per open poll, and one to answer.
 const CONNECTIONS: usize = 3;
 
 pub(crate) async fn run(setup: &Setup) -> Result<Vec<Row>> {
@@ -41,7 +40,7 @@ pub(crate) async fn run(setup: &Setup) -> Result<Vec<Row>> {
         there = *size;
         let mut costs = Vec::new();
         for _ in 0..=BATCHES {
-            // Waiting has its own cost (renewals, heartbeats), which is not the task's.
+            // Waiting has its own cost (renewals, heartbeats), which is subtracted.
             let (before, started) = (processor_time(process)?, Instant::now());
             tokio::time::sleep(window).await;
             let at_rest = (processor_time(process)? - before) / started.elapsed().as_secs_f64();
@@ -50,7 +49,7 @@ pub(crate) async fn run(setup: &Setup) -> Result<Vec<Row>> {
             let spent = processor_time(process)? - before - at_rest * started.elapsed().as_secs_f64();
             costs.push(spent / count(loaded.tasks) * 1e3);
         }
-        // The first is a warm-up.
+        // The first pair is a warm-up.
         costs.remove(0);
         if pollers.alive() != *size {
             return Err(format!("{} of {size} sessions are still open", pollers.alive()).into());
