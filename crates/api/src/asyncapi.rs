@@ -1,4 +1,4 @@
-//! The AsyncAPI 3.0 document about every kind of event that leaves gpuaas. It is generated from the declarations in
+//! The AsyncAPI 3.0 document of every kind of event that gpuaas publishes. It is generated from the declarations in
 //! `gpuaas_contract::event`.
 
 use gpuaas_contract::event::EventKind;
@@ -9,10 +9,10 @@ use crate::dto::CloudEvent;
 use crate::openapi::{sorted, speak_plainly};
 use crate::routes;
 
-/// Where schemas are in the document, as a JSON pointer.
+/// The location of schemas in the document, as a JSON pointer.
 const SCHEMAS: &str = "/components/schemas";
 
-/// The whole document. The same for the same program, with the keys of every object in order.
+/// The whole document. Deterministic: the keys of every object are sorted.
 pub fn document() -> Value {
     let mut generator = SchemaSettings::draft2020_12()
         .with(|settings| {
@@ -76,7 +76,7 @@ pub fn document() -> Value {
     sorted(document)
 }
 
-/// Who sees which fields. Tenants are sent the events of their projects: those that name the project.
+/// Describes who sees which fields. Tenants receive the events of their projects, which are those with a `project_id`.
 fn audience(kind: EventKind) -> String {
     let fields = kind.tenant_fields();
     if !fields.contains(&"project_id") {

@@ -1,6 +1,6 @@
 //! A request and its response for every operation, for the OpenAPI document and the reference page.
 //!
-//! `examples.json` holds them in an order in which they can be sent: what a request names was created by one before it. A test of the
+//! `examples.json` lists them in an order in which they can be sent: what a request refers to was created by an earlier one. A test of the
 //! command line (`cli/tests/cli/examples`) sends them all to a real server and compares each response with the one here.
 
 use std::sync::LazyLock;
@@ -15,30 +15,30 @@ use crate::endpoints::Endpoint;
 pub struct Example {
     /// The name of the endpoint.
     pub operation: String,
-    /// The path, and behind a `?` the query.
+    /// The path, with the query after a `?`.
     pub path: String,
-    /// The body of the request.
+    /// The body of the request, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub body: Option<Value>,
-    /// The response. Of a stream, its first document; of text, its first lines. Long lists are cut off.
+    /// The response. For a stream, its first document; for text, its first lines. Long lists are truncated.
     #[serde(default)]
     pub response: Value,
 }
 
-/// All of them, in an order in which they can be sent.
+/// All examples, in an order in which they can be sent.
 pub fn all() -> &'static [Example] {
     static EXAMPLES: LazyLock<Vec<Example>> =
         LazyLock::new(|| serde_json::from_str(include_str!("examples.json")).unwrap_or_default());
     &EXAMPLES
 }
 
-/// That of one operation. A test checks that each has one.
+/// The example of one operation. A test checks that every operation has one.
 pub fn of(operation: &str) -> Option<&'static Example> {
     all().iter().find(|example| example.operation == operation)
 }
 
 impl Example {
-    /// The value of a segment of the endpoint's path.
+    /// The value of a variable segment of the endpoint's path.
     pub fn segment(&self, endpoint: &Endpoint, name: &str) -> Option<&str> {
         let wanted = format!("{{{name}}}");
         let place = endpoint.path.split('/').position(|segment| segment == wanted)?;

@@ -1,8 +1,8 @@
-//! The public REST interface of gpuaas.
+//! The public REST API of gpuaas.
 //!
-//! [`dto`] holds every document that crosses it. [`endpoints`] declares every endpoint once; the paths in [`routes`], the typed [`client`],
-//! the server's router, [`openapi`] and [`reference`] are generated from the declarations, so they cannot drift apart. [`asyncapi`] is
-//! the list of events.
+//! [`dto`] contains the documents of requests and responses. [`endpoints`] declares every endpoint once; the paths in [`routes`], the typed
+//! [`client`], the server's router, [`openapi`] and [`reference`] are generated from the declarations, so they cannot drift apart.
+//! [`asyncapi`] documents the events.
 
 pub mod asyncapi;
 pub mod client;

@@ -1,6 +1,6 @@
-//! Every path of the REST interface, in the syntax of the server's router, and the names of its headers and events.
+//! All paths of the REST API, in the syntax of the server's router, and the names of its headers and events.
 //!
-//! The paths come from the declarations of [`crate::endpoints`]. All others, which are written here, need no token.
+//! The paths are generated from the declarations of [`crate::endpoints`]. Those written out here need no token.
 
 macro_rules! paths {
     ($($resource:literal: $($route:ident = $path:literal ($($segment:ident),*) { $(
@@ -13,7 +13,7 @@ macro_rules! paths {
 
 crate::for_each_endpoint!(paths);
 
-/// The path, if these are its segments. The build fails if they are not: the client's methods take them as arguments.
+/// Returns the path after checking its segments. The build fails if they differ, because the client's methods take them as arguments.
 const fn with_segments(path: &'static str, segments: &[&str]) -> &'static str {
     let (bytes, mut at, mut found) = (path.as_bytes(), 0, 0);
     while at < bytes.len() {
@@ -34,33 +34,33 @@ const fn with_segments(path: &'static str, segments: &[&str]) -> &'static str {
     path
 }
 
-/// `GET` → the OpenAPI document of this interface. Needs no token.
+/// `GET` → the OpenAPI document of this API. Needs no token.
 pub const OPENAPI: &str = "/openapi.json";
-/// `GET` → the same as one page of HTML. Needs no token.
+/// `GET` → the API reference as an HTML page. Needs no token.
 pub const REFERENCE: &str = "/docs";
 
 /// `GET`: the process is alive. Needs no token.
 pub const HEALTHZ: &str = "/healthz";
-/// `GET`: the process can serve. Needs no token.
+/// `GET`: the process can serve requests. Needs no token.
 pub const READYZ: &str = "/readyz";
 
-/// Header of every `POST`: the same key with the same body is done once and answered alike; with another body it is a conflict.
+/// Request header of any `POST`: a request with the same key and body takes effect once; the same key with another body is a conflict.
 pub const IDEMPOTENCY_KEY_HEADER: &str = "idempotency-key";
-/// Header of answers: `true` if this is the answer to an earlier request with the same key.
+/// Response header: `true` if an earlier request with the same key was answered with this.
 pub const IDEMPOTENCY_REPLAYED_HEADER: &str = "idempotency-replayed";
-/// Header of answers: names the version of the document.
+/// Response header: the version of the document.
 pub const ETAG_HEADER: &str = "etag";
-/// Header of `PATCH`, `PUT` and `DELETE`: only if the document still is of this version; 412 otherwise.
+/// Request header of `PATCH`, `PUT` and `DELETE`: fails with 412 unless the document still has this version.
 pub const IF_MATCH_HEADER: &str = "if-match";
-/// Header of answers: how much of the caller's share is left, as `"name";r=<requests left>;t=<seconds until more>`.
+/// Response header: what is left of the caller's rate limit, as `"name";r=<requests left>;t=<seconds until more>`.
 pub const RATE_LIMIT_HEADER: &str = "ratelimit";
-/// Header of answers: what the caller's share is, as `"name";q=<requests>;w=<seconds>`.
+/// Response header: the caller's rate limit, as `"name";q=<requests>;w=<seconds>`.
 pub const RATE_LIMIT_POLICY_HEADER: &str = "ratelimit-policy";
-/// Header of answers with status 429 and 503: how many seconds to wait.
+/// Response header with status 429 and 503: how many seconds to wait.
 pub const RETRY_AFTER_HEADER: &str = "retry-after";
-/// Header of streams of events: the `id` of the last event that was seen.
+/// Request header of event streams: the `id` of the last event that the client has seen.
 pub const LAST_EVENT_ID_HEADER: &str = "last-event-id";
-/// Header both ways: follows a request into every log line.
+/// Header of requests and responses: an id that appears in every log line about the request.
 pub const CORRELATION_ID_HEADER: &str = "x-correlation-id";
 /// Name of the event that carries a [`crate::dto::Task`].
 pub const EVENT_TASK: &str = "task";
@@ -71,7 +71,7 @@ pub const EVENT_CLOUD_EVENT: &str = "event";
 /// Name of the event that carries a [`crate::dto::TaskProgress`].
 pub const EVENT_PROGRESS: &str = "progress";
 
-/// A path with its `{…}` segments filled in, percent-encoded; `None` if a value cannot be a segment or is one too few.
+/// Fills in the `{…}` segments of a path, percent-encoded. Returns `None` if a value cannot be a segment, or if there are too few values.
 pub fn fill(route: &str, values: &[&str]) -> Option<String> {
     let mut values = values.iter();
     let mut path = String::with_capacity(route.len() + 40);
@@ -79,7 +79,7 @@ pub fn fill(route: &str, values: &[&str]) -> Option<String> {
         path.push('/');
         if segment.starts_with('{') {
             let value = values.next()?;
-            // A dot segment would be resolved away and name another resource.
+            // Dot segments would be normalized away, so that the path names another resource.
             if value.is_empty() || *value == "." || *value == ".." {
                 return None;
             }

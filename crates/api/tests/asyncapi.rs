@@ -1,6 +1,6 @@
-//! The AsyncAPI document in `docs/` is the one that follows from the events in `crates/contract/src/event`.
+//! Checks that the AsyncAPI document in `docs/` matches the events in `crates/contract/src/event`.
 //!
-//! After a change of them, `UPDATE_ASYNCAPI=1 cargo test -p gpuaas-api --test asyncapi` writes the document.
+//! After a change of the events, `UPDATE_ASYNCAPI=1 cargo test -p gpuaas-api --test asyncapi` updates the document.
 
 use std::path::{Path, PathBuf};
 
@@ -24,7 +24,7 @@ fn the_document_in_docs_is_the_one_that_the_program_makes() {
         std::env::var("UPDATE_ASYNCAPI").is_ok_and(|update| update == "1"),
         "events have changed: write the document with `UPDATE_ASYNCAPI=1 cargo test -p gpuaas-api --test asyncapi`, and look at the diff"
     );
-    // Whoever reads meanwhile sees the old document or the new one.
+    // Renamed into place, so that a concurrent reader sees either the old document or the new one.
     let draft = path().with_extension("json.new");
     let text = serde_json::to_string_pretty(&now).expect("JSON") + "\n";
     std::fs::write(&draft, text).and_then(|()| std::fs::rename(&draft, path())).expect("docs/asyncapi.json can be written");

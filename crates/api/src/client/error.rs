@@ -1,4 +1,4 @@
-//! What can go wrong between a client and a server, in sentences.
+//! Errors of the client, with messages for people.
 
 use std::io::ErrorKind as ErrorKindOfIo;
 use std::path::{Path, PathBuf};
@@ -11,105 +11,105 @@ use rustls::CertificateError;
 use crate::dto::Problem;
 use crate::routes;
 
-/// Why a request has no answer, or a bad one.
+/// Why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// The address is not one.
+    /// The address is not a valid URL of a server.
     #[error("`{url}` is not the address of a server: {detail}")]
     BadUrl {
-        /// What was given.
+        /// The value as given.
         url: String,
-        /// What is wrong with it.
+        /// What is wrong.
         detail: String,
     },
-    /// The token cannot be a header.
+    /// The token contains characters that a header cannot have.
     #[error("the API token contains characters that no token has; copy it again")]
     BadToken,
-    /// The file with authorities cannot be used.
+    /// The CA file cannot be used.
     #[error("cannot use the CA file {}: {detail}", path.display())]
     CaFile {
-        /// The file.
+        /// Path of the CA file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// What is wrong.
         detail: String,
     },
     /// TLS could not be set up.
     #[error("cannot set TLS up; if this system has no certificate store, give a CA file")]
     Tls {
-        /// What TLS says.
+        /// The underlying TLS error.
         #[source]
         source: rustls::Error,
     },
     /// The HTTP client could not be set up.
     #[error("cannot set the HTTP client up")]
     Setup {
-        /// What it says.
+        /// The underlying error.
         #[source]
         source: reqwest::Error,
     },
-    /// A name or id that cannot be part of a path.
+    /// A name or id cannot be a segment of a path.
     #[error("`{value}` cannot be a name or an id")]
     BadName {
-        /// What was given.
+        /// The value as given.
         value: String,
-        /// The path it should have been put into.
+        /// The route whose path should contain it.
         route: String,
     },
-    /// A document could not be written as JSON.
+    /// A document could not be serialized as JSON.
     #[error("cannot write the request as JSON")]
     Unserializable {
-        /// What serde says.
+        /// The underlying error of serde.
         #[source]
         source: serde_json::Error,
     },
-    /// No connection.
+    /// No connection could be established.
     #[error("cannot reach {url}: is `gpuaas server` or `gpuaas dev` running there?")]
     Unreachable {
         /// The server's address.
         url: String,
-        /// What the network says.
+        /// The underlying transport error.
         #[source]
         source: reqwest::Error,
     },
-    /// A connection, but with somebody whose certificate is not trusted.
+    /// The certificate of the server is not trusted.
     #[error("{}", untrusted(url, why))]
     Untrusted {
         /// The server's address.
         url: String,
         /// What is wrong with the certificate.
         why: Distrust,
-        /// What TLS says.
+        /// The underlying TLS error.
         #[source]
         source: reqwest::Error,
     },
-    /// A server that speaks TLS was asked over plain HTTP, or the other way round.
+    /// The request used plain HTTP and the server speaks TLS, or the other way around.
     #[error("{url} answers, but it speaks {}", if *speaks_tls { "https, not plain http" } else { "plain http, not https" })]
     WrongScheme {
-        /// The address that was asked.
+        /// The server's address.
         url: String,
-        /// What it speaks.
+        /// Whether the server speaks TLS.
         speaks_tls: bool,
-        /// What the network says.
+        /// The underlying transport error.
         #[source]
         source: reqwest::Error,
     },
-    /// The socket of a server on this machine cannot be used.
+    /// The local socket of a server cannot be used.
     #[error("{}", unusable_socket(path, *problem))]
     Socket {
-        /// The socket.
+        /// Path of the socket.
         path: PathBuf,
-        /// What is wrong with it.
+        /// What is wrong.
         problem: SocketProblem,
-        /// What the system says.
+        /// The underlying I/O error.
         #[source]
         source: reqwest::Error,
     },
-    /// The server does not take the token, and its clock is not ours.
+    /// The server refuses the token, and its clock differs from ours, which may be the reason.
     #[error("{}; the clock of this machine is {} seconds {} that of the server", detail_of(problem).trim_end_matches('.'), skew.as_secs(), if *ahead { "ahead of" } else { "behind" })]
     ClockSkew {
-        /// How far the clocks are apart.
+        /// The difference between the clocks.
         skew: Duration,
-        /// Whether ours is the later one.
+        /// Whether our clock is ahead of the server's.
         ahead: bool,
         /// The server's explanation.
         problem: Box<Problem>,
@@ -119,19 +119,19 @@ pub enum ClientError {
     Timeout {
         /// The server's address.
         url: String,
-        /// How long was waited.
+        /// How long the client waited.
         after: Duration,
     },
-    /// The connection broke before the answer was complete.
+    /// The connection broke before the response was complete.
     #[error("the connection to {url} broke before the answer was complete; try again")]
     Broken {
         /// The server's address.
         url: String,
-        /// What the network says.
+        /// The underlying transport error.
         #[source]
         source: reqwest::Error,
     },
-    /// The server says no, and why.
+    /// The server refused the request, with an explanation.
     #[error("{}", detail_of(problem))]
     Refused {
         /// HTTP status.
@@ -139,38 +139,38 @@ pub enum ClientError {
         /// The server's explanation.
         problem: Box<Problem>,
     },
-    /// The caller asks too often. The same request is welcome after a while.
+    /// The caller sends too many requests. The same request may be sent again later.
     #[error("{}; try again in {} seconds", detail_of(problem).trim_end_matches('.'), retry_after.as_secs())]
     RateLimited {
-        /// How long to wait.
+        /// How long to wait before the next attempt.
         retry_after: Duration,
         /// The server's explanation.
         problem: Box<Problem>,
     },
-    /// Something answered that does not speak this interface.
+    /// The response is an error without a problem document, so the other side may not be a gpuaas server.
     #[error("{url} answered with status {status} and no explanation; is that a gpuaas server of this version?")]
     Unexpected {
-        /// What was asked.
+        /// The URL of the request.
         url: String,
         /// HTTP status.
         status: u16,
-        /// How the answer starts.
+        /// The beginning of the response.
         excerpt: String,
     },
-    /// The answer is larger than a client takes.
+    /// The response is larger than the client accepts.
     #[error("the answer of {url} is larger than {limit} bytes; ask for less at a time")]
     TooLarge {
-        /// What was asked.
+        /// The URL of the request.
         url: String,
-        /// Most bytes taken.
+        /// Maximum number of bytes.
         limit: usize,
     },
-    /// The answer is not the document it should be.
+    /// The response is not the expected document.
     #[error("{url} answered with something else than expected; do client and server have the same version?")]
     Malformed {
-        /// What was asked.
+        /// The URL of the request.
         url: String,
-        /// What is wrong with it.
+        /// What is wrong.
         #[source]
         source: serde_json::Error,
     },
@@ -179,11 +179,11 @@ pub enum ClientError {
 /// Why a server's certificate is not trusted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Distrust {
-    /// No authority that is trusted here has signed it.
+    /// It is not signed by an authority that this machine trusts.
     Authority,
-    /// It is for other names, as far as they are known.
+    /// It is for other names. The list is empty if they are not known.
     Name(Vec<String>),
-    /// It is not valid yet, or no longer, by the clock of this machine.
+    /// It is not valid yet or has expired, according to the clock of this machine.
     Time,
 }
 
@@ -192,9 +192,9 @@ pub enum Distrust {
 pub enum SocketProblem {
     /// It does not exist.
     Missing,
-    /// This user may not use it.
+    /// This user has no permission to use it.
     Forbidden,
-    /// No server listens there.
+    /// No server listens on it.
     Dead,
 }
 
@@ -216,27 +216,27 @@ fn unusable_socket(path: &Path, problem: SocketProblem) -> String {
     }
 }
 
-/// The kinds of errors a caller may want to treat differently.
+/// Kinds of errors that a caller may want to treat differently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorKind {
-    /// What the caller gave cannot be used.
+    /// The caller's input is invalid.
     Usage,
-    /// There is no such thing.
+    /// The resource does not exist.
     NotFound,
-    /// The state does not allow it.
+    /// The current state does not allow the request.
     Conflict,
-    /// No identity, or not one that may.
+    /// The caller is not authenticated, or not authorized.
     Unauthorized,
-    /// No server there, or not one that is trusted.
+    /// There is no server at the address, or it is not trusted.
     Unreachable,
     /// No answer in time.
     Timeout,
-    /// The server, or something between, is broken.
+    /// The server, or something in between, is broken.
     Internal,
 }
 
 impl ClientError {
-    /// Its kind.
+    /// The kind of the error.
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::BadUrl { .. } | Self::BadToken | Self::CaFile { .. } | Self::BadName { .. } => ErrorKind::Usage,
@@ -257,7 +257,7 @@ impl ClientError {
         }
     }
 
-    /// The server's explanation, if there is one.
+    /// The server's explanation, if it sent one.
     pub fn problem(&self) -> Option<&Problem> {
         match self {
             Self::Refused { problem, .. } | Self::RateLimited { problem, .. } | Self::ClockSkew { problem, .. } => Some(problem),
@@ -280,7 +280,7 @@ impl ClientError {
         }
     }
 
-    /// Stable code, for programs: the server's where it says one.
+    /// A stable code for programs: the server's code, if it sent one.
     pub fn code(&self) -> &str {
         match self {
             Self::Refused { problem, .. } | Self::RateLimited { problem, .. } => &problem.code,
@@ -308,13 +308,13 @@ impl ClientError {
         }
     }
 
-    /// What to do about a refusal, beside what the server's own sentence says.
+    /// What the user can do about a refusal, in addition to what the server's message says.
     pub fn advice(&self) -> Option<&'static str> {
         let status = match self {
             Self::Refused { status, .. } => *status,
             Self::RateLimited { .. } => 429,
             Self::ClockSkew { .. } => 401,
-            // These say themselves what to do.
+            // The messages of these errors already say what to do.
             Self::BadUrl { .. }
             | Self::BadToken
             | Self::CaFile { .. }
@@ -343,7 +343,7 @@ impl ClientError {
         }
     }
 
-    /// How long the server asks to wait before the same request, if it does.
+    /// How long the server asks to wait before the request is sent again.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::RateLimited { retry_after, .. } => Some(*retry_after),
@@ -369,12 +369,12 @@ impl ClientError {
     }
 
     pub(super) fn rate_limited(retry_after: Duration, problem: Option<Problem>) -> Self {
-        // Something between client and server may limit as well, without our words.
+        // A proxy between client and server may limit as well, without a problem document.
         let ours = || Problem::new(429, "Too Many Requests", "rate_limited", "too many requests in a short time");
         Self::RateLimited { retry_after, problem: Box::new(problem.unwrap_or_else(ours)) }
     }
 
-    /// Whether the same request may well succeed a little later.
+    /// Whether the same request may succeed a little later.
     pub fn is_transient(&self) -> bool {
         match self {
             Self::Unreachable { .. }
@@ -400,10 +400,10 @@ impl ClientError {
     }
 }
 
-/// The longest wait that is believed.
+/// Maximum wait that the client accepts from a server.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(24 * 3600);
 
-/// How long the server asks to wait. Only seconds are read: a date would need its clock.
+/// How long the server asks to wait. Only the form in seconds is read: interpreting a date would need the server's clock.
 pub(super) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let seconds = headers.get(routes::RETRY_AFTER_HEADER)?.to_str().ok()?.trim().parse().ok()?;
     Some(Duration::from_secs(seconds).min(MAX_RETRY_AFTER))
@@ -429,10 +429,11 @@ fn detail_of(problem: &Problem) -> &str {
     }
 }
 
-/// Clocks that differ by less than this are no reason why a token is refused.
+/// Clocks that differ by no more than this cannot be the reason why a token is refused.
 const MAX_SKEW: Duration = Duration::from_secs(300);
 
-/// How far our clock is from that of a server which says its time with every answer, and whether ours is ahead; `None` if they agree.
+/// The difference between our clock and the server's `Date` header, and whether ours is ahead. `None` if the clocks agree, or without the
+/// header.
 pub(super) fn clock_skew(headers: &HeaderMap, now: Timestamp) -> Option<(Duration, bool)> {
     let theirs = headers.get(DATE)?.to_str().ok().and_then(|date| httpdate::parse_http_date(date).ok())?;
     let theirs = Timestamp(0).plus(theirs.duration_since(SystemTime::UNIX_EPOCH).ok()?);
@@ -441,7 +442,7 @@ pub(super) fn clock_skew(headers: &HeaderMap, now: Timestamp) -> Option<(Duratio
     (skew > MAX_SKEW).then_some((skew, ahead))
 }
 
-/// What a transport error means to a person.
+/// Translates a transport error into one that tells a person what is wrong.
 pub(super) fn classify(url: &str, socket: Option<&Path>, source: reqwest::Error, timeout: Duration) -> ClientError {
     let url = url.to_owned();
     if let Some(problem) = find_cause(&source, socket_problem)
@@ -464,14 +465,14 @@ pub(super) fn classify(url: &str, socket: Option<&Path>, source: reqwest::Error,
     }
 }
 
-/// What the first cause that means something says.
+/// Walks the causes of an error and returns the first result of `meaning`.
 fn find_cause<T>(error: &reqwest::Error, meaning: impl Fn(&(dyn std::error::Error + 'static)) -> Option<T>) -> Option<T> {
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(error) = cause {
         if let Some(found) = meaning(error) {
             return Some(found);
         }
-        // An I/O error hides what it wraps from `source`.
+        // The `source` of an I/O error skips the error that it wraps.
         let wrapped = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
         cause = match wrapped {
             Some(inner) => Some(inner),
@@ -503,12 +504,12 @@ fn distrust(error: &(dyn std::error::Error + 'static)) -> Option<Distrust> {
     })
 }
 
-/// Whether the server speaks TLS, if it does not speak what it was asked in.
+/// Whether the server speaks TLS. `None` if the error is not about the wrong scheme.
 fn other_scheme(error: &(dyn std::error::Error + 'static)) -> Option<bool> {
     if let Some(rustls::Error::InvalidMessage(_)) = error.downcast_ref::<rustls::Error>() {
         return Some(false);
     }
-    // An alert of TLS in place of an answer.
+    // A TLS alert where an HTTP response was expected.
     error.downcast_ref::<hyper::Error>().filter(|error| error.is_parse()).map(|_| true)
 }
 

@@ -1,4 +1,4 @@
-//! The audit chain as a stream of lines.
+//! Reads the audit chain as a stream of lines.
 
 use std::time::Duration;
 
@@ -9,18 +9,18 @@ use crate::dto::AuditExportQuery;
 use crate::endpoints::Method;
 use crate::routes;
 
-/// Most bytes of one line.
+/// Maximum size of one line in bytes.
 const MAX_LINE_BYTES: usize = 1024 * 1024;
-/// The server is reading rows; silence for longer than this is a dead connection.
+/// The server keeps reading rows, so a connection that is silent for longer than this is dead.
 const MAX_SILENCE: Duration = Duration::from_secs(60);
 
 impl Client {
-    /// Starts to read the whole audit chain.
+    /// Starts reading the whole audit chain.
     pub async fn audit_export(&self) -> Result<AuditExport, ClientError> {
         self.audit_export_part(&AuditExportQuery::default()).await
     }
 
-    /// Starts to read a part of the audit chain.
+    /// Starts reading a part of the audit chain.
     pub async fn audit_export_part(&self, query: &AuditExportQuery) -> Result<AuditExport, ClientError> {
         let call = Call { timeout: None, ..self.call(Method::Get, routes::AUDIT_EXPORT, &[]).query(query)? };
         let response = tokio::time::timeout(self.timeout, self.send(call))
@@ -30,20 +30,20 @@ impl Client {
     }
 }
 
-/// The audit chain as it arrives, line by line. However long it is, one line is in memory at a time.
+/// The audit chain as it arrives, line by line. It is never held in memory as a whole.
 #[derive(Debug)]
 pub struct AuditExport {
     client: Client,
     response: Response,
     buffer: Vec<u8>,
-    /// How much of the buffer is known to hold no line break.
+    /// Length of the prefix of the buffer that is known to contain no line break.
     searched: usize,
     ended: bool,
 }
 
 impl AuditExport {
-    /// The next line without its line break: the JSON of one [`crate::dto::AuditRow`]. `None` after the last; a chain
-    /// that was cut off on the way is an error, never a shorter chain.
+    /// The next line without its line break: the JSON of one [`crate::dto::AuditRow`]. `None` after the last line. A chain that was cut off
+    /// in transit is an error, never a shorter chain.
     pub async fn next_line(&mut self) -> Result<Option<Vec<u8>>, ClientError> {
         loop {
             if let Some(end) = self.buffer[self.searched..].iter().position(|byte| *byte == b'\n') {

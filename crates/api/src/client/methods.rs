@@ -1,7 +1,7 @@
-//! One method per endpoint, generated from the declarations of [`crate::endpoints`]. Its arguments are the segments of the path, the query,
-//! the body, and what the request is conditional on: an idempotency key, with which asking twice does it once, or the `etag` of the
-//! document that the caller has seen, with which the request changes that version or nothing. Those that are declared `by_hand` are
-//! below, in `watch.rs` and in `export.rs`.
+//! One method per endpoint, generated from the declarations of [`crate::endpoints`]. The arguments are the segments of the path, the
+//! query, the body, and an optional precondition: an idempotency key, with which a repeated request takes effect once, or the `etag` of
+//! the document that the caller has seen, with which the request changes that version or nothing. Methods that are declared `by_hand`
+//! are below, in `watch.rs` and in `export.rs`.
 
 use std::time::Duration;
 
@@ -33,8 +33,8 @@ macro_rules! client_methods {
     };
 }
 
-/// Writes one method. It reads the parts of the declaration one by one and collects, in this order, the arguments, each with the name of
-/// the function of [`Call`] that takes it, further calls of such functions, and the type of the answer.
+/// Generates one method. The macro consumes the parts of the declaration one by one, and collects in this order: the arguments, each with
+/// the name of the function of [`Call`] that takes it; further calls of such functions; and the type of the response.
 macro_rules! client_method {
     ($head:tt [$($argument:tt)*] $more:tt $answer:tt query<$query:ty> $($part:tt)*) => {
         client_method! { $head [$($argument)* query: &$query,] $more $answer $($part)* }
@@ -51,7 +51,7 @@ macro_rules! client_method {
     ($head:tt $arguments:tt $more:tt [] creates<$created:ty> $($part:tt)*) => {
         client_method! { $head $arguments $more [$created] once $($part)* }
     };
-    // An answer that tells again what was created before looks the same, or the method is written by hand.
+    // The response for something that was created before has the same type; where it does not, the method is `by_hand`.
     ($head:tt $arguments:tt $more:tt $answer:tt once or_finds<$found:ty> $($part:tt)*) => {
         client_method! { $head $arguments $more $answer once $($part)* }
     };
@@ -64,7 +64,7 @@ macro_rules! client_method {
     ($head:tt [$($argument:tt)*] $more:tt $answer:tt versioned $($part:tt)*) => {
         client_method! { $head [$($argument)* if_match: Option<&str>,] $more $answer $($part)* }
     };
-    // Streams have no method or one that is written by hand.
+    // Streams have no method, or one that is `by_hand`.
     ($head:tt $arguments:tt $more:tt $answer:tt stream($stream:expr) $($part:tt)*) => {};
     ($head:tt $arguments:tt $more:tt $answer:tt by_hand) => {};
     (
@@ -81,7 +81,7 @@ macro_rules! client_method {
 
 crate::for_each_endpoint!(client_methods);
 
-/// How much longer than usual a log request that follows may take: the server holds it for up to 20 s.
+/// How much longer than usual a request that follows a log may take: the server holds it for up to 20 s.
 const FOLLOW_EXTRA: Duration = Duration::from_secs(25);
 
 impl Client {

@@ -1,7 +1,7 @@
 //! A typed client: one method per endpoint, over real HTTP.
 //!
-//! Answers have a size limit, requests have a time limit, redirects are not followed (a token must not travel to a place
-//! that its owner did not name), and every error is a sentence that says what to do.
+//! Responses have a size limit and requests a time limit. Redirects are not followed, because a token must not be sent to a server that
+//! its owner did not name. Every error message says what to do.
 
 mod error;
 mod export;
@@ -29,34 +29,34 @@ pub use export::AuditExport;
 pub use tls::config as tls_config;
 pub use watch::{AllocationWatchEvent, HeardEvent, WatchEvent, WatchUntil};
 
-/// Most bytes of one JSON answer.
+/// Maximum size of one JSON response in bytes.
 pub const MAX_RESPONSE_BYTES: usize = 32 * 1024 * 1024;
-/// Most bytes of an error answer that are looked at.
+/// Maximum number of bytes that are read of an error response.
 const MAX_PROBLEM_BYTES: usize = 64 * 1024;
-/// How long connecting may take.
+/// Time limit for connecting.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How to reach a server.
 #[derive(Clone)]
 pub struct ClientOptions {
-    /// Where it is, such as `http://127.0.0.1:8080`.
+    /// URL of the server, such as `http://127.0.0.1:8080`.
     pub url: String,
-    /// The API token.
+    /// The API token. `None` sends requests without authentication.
     pub token: Option<String>,
-    /// PEM file with the only authorities to trust for `https`; the system's unless given.
+    /// PEM file with the only authorities to trust for `https`. `None` trusts those of the system.
     pub ca_file: Option<PathBuf>,
-    /// Sent with every request; the server makes one per request unless given.
+    /// Sent with every request. `None` lets the server generate one per request.
     pub correlation_id: Option<CorrelationId>,
-    /// How the client names itself.
+    /// The `User-Agent` header of every request.
     pub user_agent: String,
-    /// Socket of a server on this machine, to be used instead of the network. The address only names the host then.
+    /// Local socket of a server, used instead of the network. The URL then only provides the `Host` header.
     pub unix_socket: Option<PathBuf>,
-    /// How long a request may take from first to last byte; streams are exempt and watched for silence instead.
+    /// Time limit of a request, up to the last byte of its response. Streams are exempt; they time out when they are silent for too long.
     pub timeout: Duration,
 }
 
 impl ClientOptions {
-    /// Options with the defaults for everything but the address.
+    /// Options for this URL, with defaults for everything else.
     pub fn new(url: impl Into<String>) -> Self {
         Self {
             url: url.into(),
@@ -70,24 +70,24 @@ impl ClientOptions {
     }
 }
 
-/// Secrets do not belong into logs.
+/// Omits the token, so that it does not end up in logs.
 impl std::fmt::Debug for ClientOptions {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("ClientOptions").field("url", &self.url).field("ca_file", &self.ca_file).finish_non_exhaustive()
     }
 }
 
-/// A connection to one server. Cheap to clone.
+/// A client for one server. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Client {
     http: reqwest::Client,
     base: Url,
-    /// The socket that is used instead of the network, for error messages.
+    /// The local socket that is used instead of the network, for error messages.
     socket: Option<PathBuf>,
     timeout: Duration,
 }
 
-/// One request, before it is sent.
+/// A request that has not been sent yet.
 struct Call<'a> {
     method: reqwest::Method,
     route: &'a str,
@@ -95,7 +95,7 @@ struct Call<'a> {
     query: serde_json::Value,
     body: Option<Vec<u8>>,
     headers: HeaderMap,
-    /// None for streams, which are watched for silence by their reader.
+    /// `None` for streams, whose readers detect silence.
     timeout: Option<Duration>,
 }
 
@@ -109,12 +109,12 @@ impl Call<'_> {
         Ok(Self { body: Some(body), ..self })
     }
 
-    /// Does it once, however often it is sent with the same key.
+    /// The request takes effect once, however often it is sent with the same key.
     fn idempotency_key(self, key: Option<&str>) -> Result<Self, ClientError> {
         self.header(routes::IDEMPOTENCY_KEY_HEADER, key)
     }
 
-    /// Only if the document is still of the version that the caller has seen.
+    /// The request takes effect only if the document still has the version that the caller has seen.
     fn if_match(self, etag: Option<&str>) -> Result<Self, ClientError> {
         self.header(routes::IF_MATCH_HEADER, etag)
     }
@@ -142,7 +142,7 @@ impl From<Method> for reqwest::Method {
 }
 
 impl Client {
-    /// A client for these options. Nothing is sent yet.
+    /// Creates a client with these options. Does not connect yet.
     pub fn new(options: ClientOptions) -> Result<Self, ClientError> {
         let base = parse_base(&options.url)?;
         let mut headers = HeaderMap::new();
@@ -169,12 +169,12 @@ impl Client {
         Ok(Self { http, base, socket: options.unix_socket, timeout: options.timeout })
     }
 
-    /// The address of the server.
+    /// The URL of the server, without a trailing slash.
     pub fn url(&self) -> &str {
         self.base.as_str().trim_end_matches('/')
     }
 
-    /// Whether requests, and the token in them, cross a network in clear text.
+    /// Whether requests, with the token in them, cross a network in plain text.
     pub fn is_plaintext_over_network(&self) -> bool {
         let host = self.base.host_str().unwrap_or_default().trim_matches(['[', ']']);
         let local = host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback());
@@ -193,7 +193,8 @@ impl Client {
         }
     }
 
-    /// Sends any request, for what has no method of its own. `path` begins with `/` and may have a query. Returns the answer's bytes.
+    /// Sends an arbitrary request, for endpoints without a method here. `path` begins with `/` and may have a query. Returns the body of
+    /// the response.
     pub async fn raw(&self, method: &str, path: &str, body: Option<Vec<u8>>) -> Result<Vec<u8>, ClientError> {
         let bad = || ClientError::BadName {
             value: path.escape_default().to_string(),
@@ -210,15 +211,15 @@ impl Client {
         self.exchange(call).await.map(|(_, bytes)| bytes)
     }
 
-    /// Sends a call and reads its whole JSON answer.
+    /// Sends a call and parses the JSON response.
     async fn json<T: serde::de::DeserializeOwned>(&self, call: Call<'_>) -> Result<T, ClientError> {
         let (url, bytes) = self.exchange(call).await?;
         serde_json::from_slice(&bytes).map_err(|source| ClientError::Malformed { url, source })
     }
 
-    /// Sends a call and reads its whole answer. Returns the address that answered, too.
+    /// Sends a call and reads the whole response. Returns the URL as well.
     ///
-    /// Boxed so that all of it is compiled here, once, and not again for every document and in every program.
+    /// Boxed, so that it is compiled once, here, and not again for every document type in every program.
     fn exchange<'a>(&'a self, call: Call<'a>) -> BoxFuture<'a, Result<(String, Vec<u8>), ClientError>> {
         Box::pin(async move {
             let response = self.send(call).await?;
@@ -228,7 +229,7 @@ impl Client {
         })
     }
 
-    /// Sends a call; an answer that is not a success becomes an error.
+    /// Sends a call. A response without a success status becomes an error.
     async fn send(&self, call: Call<'_>) -> Result<Response, ClientError> {
         let path = routes::fill(call.route, call.segments)
             .ok_or_else(|| ClientError::BadName { value: call.segments.join("/"), route: call.route.to_owned() })?;
@@ -257,7 +258,7 @@ impl Client {
         let (status, url) = (response.status().as_u16(), response.url().to_string());
         let retry_after = error::retry_after(response.headers());
         let skew = error::clock_skew(response.headers(), Timestamp::now()).filter(|_| status == 401);
-        // The status is worth more than the reason why its explanation could not be read.
+        // If the body cannot be read, the error still reports the status, which is worth more than the read error.
         let bytes = self.read_capped(response, MAX_PROBLEM_BYTES).await.unwrap_or_default();
         let problem = serde_json::from_slice::<Problem>(&bytes);
         if let (Some((skew, ahead)), Ok(problem)) = (skew, &problem) {

@@ -1,18 +1,17 @@
-//! Server-sent events: a parser over bytes as they arrive, with a size limit.
+//! An incremental parser for server-sent events, with a size limit.
 
-/// Most bytes of one event: a task with the largest output fits.
+/// Maximum size of one event in bytes. A task with the largest possible output fits.
 pub(super) const MAX_EVENT_BYTES: usize = 4 * 1024 * 1024;
 
-/// One event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Event {
-    /// Its name; empty if it has none.
+    /// Empty if the event has no name.
     pub(super) name: String,
-    /// Its data lines, joined by line feeds.
+    /// The data lines, joined by line feeds.
     pub(super) data: String,
 }
 
-/// An event that does not end.
+/// The error for an event that is larger than [`MAX_EVENT_BYTES`].
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Oversized;
 
@@ -23,18 +22,18 @@ pub(super) struct Parser {
     after_carriage_return: bool,
     name: String,
     data: Option<String>,
-    /// The id of the event that is being read, and of the last one that was complete.
+    /// Ids of the event that is being read, and of the last complete one.
     id: Option<String>,
     last_id: Option<String>,
 }
 
 impl Parser {
-    /// The newest id, also of an event without data: where to go on with another connection.
+    /// The newest id, including that of an event without data. The next connection resumes from it.
     pub(super) fn last_id(&self) -> Option<&str> {
         self.last_id.as_deref()
     }
 
-    /// Takes bytes and returns the events they complete.
+    /// Parses more bytes and returns the events that they complete.
     pub(super) fn push(&mut self, bytes: &[u8]) -> Result<Vec<Event>, Oversized> {
         let mut events = Vec::new();
         for &byte in bytes {
@@ -77,7 +76,7 @@ impl Parser {
                 None => self.data = Some(value.to_owned()),
             },
             "id" => self.id = Some(value.to_owned()),
-            // Comments (an empty field name) and retry times carry nothing for us.
+            // Comments, which have an empty field name, and retry times are not needed.
             _ => {}
         }
         None

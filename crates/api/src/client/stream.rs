@@ -1,4 +1,4 @@
-//! Server-sent events over a connection that is opened again when it breaks, also across restarts of the server.
+//! Server-sent events over a connection that is reopened when it breaks, even across restarts of the server.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -11,11 +11,11 @@ use super::sse::{Event, MAX_EVENT_BYTES, Parser};
 use super::{Call, Client, ClientError};
 use crate::routes;
 
-/// The server says something at least every 15 s; silence for longer than this is a dead connection.
+/// The server sends something at least every 15 s, so a connection that is silent for longer than this is dead.
 const MAX_SILENCE: Duration = Duration::from_secs(45);
-/// How long a server may be away before it is given up.
+/// How long a server may be unreachable before the stream gives up.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// First wait before reconnecting; doubles up to [`MAX_BACKOFF`].
+/// First delay before reconnecting. It doubles up to [`MAX_BACKOFF`].
 const FIRST_BACKOFF: Duration = Duration::from_millis(200);
 const MAX_BACKOFF: Duration = Duration::from_secs(5);
 
@@ -25,7 +25,7 @@ pub(super) struct EventStream {
     route: &'static str,
     segment: Option<String>,
     query: serde_json::Value,
-    /// Where to go on after the connection broke; the newest `id` that the server has sent.
+    /// The newest `id` that the server has sent, from which the next connection resumes.
     last_id: Option<String>,
     connection: Option<(Response, Parser)>,
     pending: VecDeque<Event>,
@@ -34,7 +34,7 @@ pub(super) struct EventStream {
 }
 
 impl EventStream {
-    /// The stream behind a route. Nothing is sent yet.
+    /// Creates the stream of a route. Does not connect yet.
     pub(super) fn new(client: &Client, route: &'static str, segment: Option<&str>, query: serde_json::Value) -> Self {
         Self {
             client: client.clone(),
@@ -49,8 +49,8 @@ impl EventStream {
         }
     }
 
-    /// The next event; `None` when the connection is gone and will be opened again with the next call. An error is the end: the server
-    /// stays away, or refuses.
+    /// The next event. `None` when the connection was lost; the next call reopens it. An error ends the stream: the server stays
+    /// unreachable, or refuses the request.
     pub(super) async fn next(&mut self) -> Result<Option<Event>, ClientError> {
         loop {
             if let Some(event) = self.pending.pop_front() {
@@ -70,17 +70,17 @@ impl EventStream {
         }
     }
 
-    /// An event was understood: the server is well, and patience starts anew with the next loss.
+    /// Called when an event was understood. Resets the backoff and the time limit for reconnecting.
     pub(super) fn is_well(&mut self) {
         (self.backoff, self.lost_since) = (FIRST_BACKOFF, None);
     }
 
-    /// What an event that cannot be read means.
+    /// The error for an event that cannot be parsed.
     pub(super) fn malformed(&self, source: serde_json::Error) -> ClientError {
         ClientError::Malformed { url: format!("{} (watching)", self.client.url()), source }
     }
 
-    /// Opens the connection, or reads from the one that is open.
+    /// Opens the connection, or reads from the open one.
     async fn advance(&mut self) -> Result<(), ClientError> {
         let Some((response, parser)) = &mut self.connection else {
             self.connection = Some((self.connect().await?, Parser::default()));
@@ -90,7 +90,7 @@ impl EventStream {
         let chunk = match tokio::time::timeout(MAX_SILENCE, response.chunk()).await {
             Ok(Ok(Some(chunk))) => chunk,
             Ok(Ok(None)) => {
-                // The server ended a stream that is still of interest: it is shutting down.
+                // The server ended the stream although the caller still wants it, so it is shutting down.
                 self.connection = None;
                 return Err(ClientError::Timeout { url, after: Duration::ZERO });
             }
@@ -118,7 +118,7 @@ impl EventStream {
         call.headers.insert(ACCEPT, HeaderValue::from_static("text/event-stream"));
         if let Some(id) = self.last_id.as_deref().and_then(|id| HeaderValue::from_str(id).ok()) {
             call.headers.insert(routes::LAST_EVENT_ID_HEADER, id);
-            // The header says where to go on; where it once began would contradict it.
+            // The header says where to resume; the original starting point would contradict it.
             if let Some(fields) = query.as_object_mut() {
                 fields.remove("after");
             }
@@ -133,7 +133,7 @@ impl EventStream {
         if since.elapsed() > PATIENCE {
             return Err(error);
         }
-        // Who asks for more time gets it, up to our patience.
+        // Honors the server's `Retry-After`, up to the time limit.
         let asked = error.retry_after().unwrap_or_default().min(PATIENCE);
         tokio::time::sleep(self.backoff.max(asked)).await;
         self.backoff = (self.backoff * 2).min(MAX_BACKOFF);

@@ -1,4 +1,4 @@
-//! TLS for the client: the system's authorities, or only those of a file.
+//! TLS for the client, which trusts the system's authorities, or only those in a file.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -9,11 +9,10 @@ use rustls_pki_types::pem::PemObject as _;
 
 use super::ClientError;
 
-/// Most bytes of a CA file.
+/// Maximum size of a CA file in bytes.
 const MAX_CA_FILE_BYTES: u64 = 1024 * 1024;
 
-/// The configuration. Without `needed`, none of the system's certificates are read: a machine without any can speak
-/// plain HTTP.
+/// The TLS configuration. Without `needed`, the system's certificates are not loaded, so that a machine without any can use plain HTTP.
 pub fn config(needed: bool, ca_file: Option<&Path>) -> Result<ClientConfig, ClientError> {
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))

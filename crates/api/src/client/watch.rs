@@ -1,4 +1,4 @@
-//! Watching a task or an allocation, and hearing what happens, through dropped connections and server restarts.
+//! Watches tasks and allocations, and listens to events, through dropped connections and server restarts.
 
 use futures::Stream;
 
@@ -8,34 +8,34 @@ use super::{Client, ClientError, to_value};
 use crate::dto::{Allocation, CloudEvent, EventsQuery, Task, TaskProgress};
 use crate::routes;
 
-/// What a watcher of a task hears.
+/// An item of the stream of [`Client::task_watch`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum WatchEvent {
-    /// The task as it stands now: first of all, then after every change. The last one has ended.
+    /// The current state of the task: once at the start, then after every change. In the last one the task has ended.
     Task(Box<Task>),
-    /// The running task went into another phase.
+    /// The running task entered another phase.
     Progress(TaskProgress),
-    /// The connection is gone; the watch goes on trying. For people, not for programs.
+    /// The connection was lost, and the watch tries to reconnect. For display; programs can ignore it.
     Reconnecting,
 }
 
-/// What a watcher of an allocation hears.
+/// An item of the stream of [`Client::allocation_watch`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum AllocationWatchEvent {
-    /// The allocation as it stands now: first of all, then after every change. The last one is what was waited for.
+    /// The current state of the allocation: once at the start, then after every change. The last one is in the awaited state.
     Allocation(Box<Allocation>),
-    /// Its host went into another phase.
+    /// The running task of the allocation entered another phase.
     Progress(TaskProgress),
-    /// The connection is gone; the watch goes on trying. For people, not for programs.
+    /// The connection was lost, and the watch tries to reconnect. For display; programs can ignore it.
     Reconnecting,
 }
 
-/// How long an allocation is watched.
+/// When the watch of an allocation ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WatchUntil {
-    /// Until it is released or has failed.
+    /// When the allocation is released or has failed.
     Over,
-    /// Until nothing happens unless somebody says something: active, failed, released or blocked.
+    /// When nothing more happens without a new request: the allocation is active, failed, released or blocked.
     Settled,
 }
 
@@ -56,18 +56,18 @@ impl WatchUntil {
     }
 }
 
-/// What a listener hears.
+/// An item of the streams of [`Client::project_events`] and [`Client::events`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum HeardEvent {
-    /// Something happened. The same event may be heard twice after the connection broke; its id says so.
+    /// An event. After a lost connection the same event may arrive twice; duplicates have the same id.
     Event(Box<CloudEvent>),
-    /// The connection is gone; listening goes on where it stopped. For people, not for programs.
+    /// The connection was lost; the stream resumes where it stopped. For display; programs can ignore it.
     Reconnecting,
 }
 
 impl Client {
-    /// Watches a task until it ends. Connections that drop are opened again; the stream ends with an error only if the
-    /// server stays away for a minute or refuses.
+    /// Watches a task until it ends. Dropped connections are reopened; the stream ends with an error only if the server is unreachable for
+    /// a minute or refuses the request.
     pub fn task_watch(&self, task: &str) -> impl Stream<Item = Result<WatchEvent, ClientError>> + Send + use<> {
         let stream = EventStream::new(self, routes::TASK_WATCH, Some(task), serde_json::Value::Null);
         watch(stream, routes::EVENT_TASK, Task::ended, |heard| match heard {
@@ -93,7 +93,7 @@ impl Client {
         })
     }
 
-    /// Hears what happens in a project, without end. After a dropped connection it goes on where it stopped.
+    /// Streams the events of a project, without end. Resumes where it stopped after a dropped connection.
     pub fn project_events(
         &self,
         project: &str,
@@ -102,7 +102,7 @@ impl Client {
         self.hear(routes::PROJECT_EVENTS, Some(project), query)
     }
 
-    /// Hears what happens on the whole platform, without end. After a dropped connection it goes on where it stopped.
+    /// Streams the events of the whole platform, without end. Resumes where it stopped after a dropped connection.
     pub fn events(&self, query: &EventsQuery) -> impl Stream<Item = Result<HeardEvent, ClientError>> + Send + use<> {
         self.hear(routes::EVENTS, None, query)
     }
@@ -113,19 +113,19 @@ impl Client {
         segment: Option<&str>,
         query: &EventsQuery,
     ) -> impl Stream<Item = Result<HeardEvent, ClientError>> + Send + use<> {
-        // A number and a text always have a JSON form.
+        // Does not fail: the query consists of a number and a text.
         let stream = EventStream::new(self, route, segment, to_value(query).unwrap_or_default());
         let never = |_: &CloudEvent| false;
         watch(stream, routes::EVENT_CLOUD_EVENT, never, |heard| match heard {
             Heard::Document(event) => Some(HeardEvent::Event(event)),
             Heard::Reconnecting => Some(HeardEvent::Reconnecting),
-            // Of no task that a listener has asked for.
+            // Streams of events do not report the progress of tasks.
             Heard::Progress(_) => None,
         })
     }
 }
 
-/// What comes out of a stream whose main events carry documents of one kind.
+/// An item of a stream whose main events carry one type of document.
 enum Heard<T> {
     Document(Box<T>),
     Progress(TaskProgress),
@@ -193,7 +193,7 @@ where
             let document: Box<T> = serde_json::from_str(&event.data)?;
             self.stream.is_well();
             self.done = (self.is_last)(&document);
-            // After a reconnect the server says again what is known already.
+            // After a reconnect the server sends the current document again.
             if self.last.as_ref() == Some(&document) {
                 return Ok(None);
             }
@@ -203,7 +203,7 @@ where
         if event.name == routes::EVENT_PROGRESS {
             return Ok(Some(Heard::Progress(serde_json::from_str(&event.data)?)));
         }
-        // Events that a newer server may add.
+        // Ignores kinds of events that a newer server may add.
         Ok(None)
     }
 }

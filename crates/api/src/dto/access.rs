@@ -67,7 +67,7 @@ pub struct ApiTokenCreated {
     pub token: String,
 }
 
-/// Leaves the secret out.
+/// Omits the secret.
 impl std::fmt::Debug for ApiTokenCreated {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("ApiTokenCreated").field("api_token", &self.api_token).finish_non_exhaustive()

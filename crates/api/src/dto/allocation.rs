@@ -121,12 +121,12 @@ pub struct Allocation {
 }
 
 impl Allocation {
-    /// Whether nothing is held and nothing more happens by itself.
+    /// Whether the allocation has ended: it holds nothing, and its state does not change anymore.
     pub fn is_terminal(&self) -> bool {
         self.state.known().is_some_and(AllocationState::is_terminal)
     }
 
-    /// Whether nothing happens until somebody says something: what a watch with `until=settled` waits for.
+    /// Whether nothing more happens without a new request. A watch with `until=settled` waits for this.
     pub fn settled(&self) -> bool {
         match self.state.known() {
             Some(state) => state.is_terminal() || state.is_held() || state == AllocationState::ReleaseBlocked,

@@ -1,4 +1,4 @@
-//! What is asked of allocations.
+//! Requests about allocations.
 
 use std::collections::BTreeMap;
 
@@ -151,11 +151,11 @@ pub struct AllocationWatchQuery {
     pub until: Option<String>,
 }
 
-/// Tags as one text: `key=value` pairs with commas between them. A comma or a backslash inside a value has a backslash before it.
+/// Tags as one text: `key=value` pairs, separated by commas. A comma or a backslash in a value is escaped with a backslash.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tags(pub BTreeMap<String, String>);
 
-/// A text that is no list of tags.
+/// The error for a text that is not a list of tags.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("tags are written as `key=value`, with commas between them, each key once; a comma inside a value is written as `\\,`")]
 pub struct BadTags;

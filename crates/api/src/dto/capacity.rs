@@ -1,4 +1,4 @@
-//! What there is, what of it works and what of that is free: for operators. And machines, the hosts that are leased as a whole.
+//! Capacity for operators: how much exists, how much of it works, and how much of that is free. Also machines, which are leased as a whole.
 
 use gpuaas_contract::id::{AllocationId, NodeId, SkuId, TaskId};
 use gpuaas_contract::names::Open;

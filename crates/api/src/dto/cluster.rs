@@ -1,4 +1,4 @@
-//! The cluster as a whole, and what its nodes can be asked to do.
+//! The cluster as a whole, and the catalog of tasks.
 
 use gpuaas_contract::id::ClusterId;
 use gpuaas_contract::key::VerifyingKey;

@@ -1,4 +1,4 @@
-//! The two doors: join tokens, and requests that wait for an operator.
+//! The two ways to enroll: join tokens, and requests that wait for an operator.
 
 use gpuaas_contract::id::{EnrollmentId, JoinTokenId, NodeId};
 use gpuaas_contract::key::VerifyingKey;
@@ -127,7 +127,7 @@ pub struct JoinToken {
     pub replace_node: Option<NodeId>,
 }
 
-/// A server that does not know several uses has tokens for one.
+/// The default for a server that does not know tokens with several uses.
 const fn one_use() -> u32 {
     1
 }
@@ -171,7 +171,7 @@ pub struct JoinTokenCreated {
     pub enroll_command: String,
 }
 
-/// Leaves the secret out.
+/// Omits the secret.
 impl std::fmt::Debug for JoinTokenCreated {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("JoinTokenCreated").field("join_token", &self.join_token).finish_non_exhaustive()

@@ -1,4 +1,4 @@
-//! What happened, as CloudEvents.
+//! Events, in the format of CloudEvents.
 
 use gpuaas_contract::event::{Event, EventKind};
 use gpuaas_contract::id::EventId;
@@ -35,7 +35,7 @@ pub struct CloudEvent {
 }
 
 impl CloudEvent {
-    /// The event with its data. `None` if it is of another version: of a kind that this one does not know, or with other data.
+    /// The typed event. `None` if another version of gpuaas sent it, with a kind or data that this version does not know.
     pub fn event(&self) -> Option<Event> {
         Event::read(self.kind.known()?, self.data.clone()).ok()
     }

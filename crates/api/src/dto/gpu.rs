@@ -12,7 +12,7 @@ pub struct Gpu {
 }
 
 impl Gpu {
-    /// The model with this name and these PCI ids of vendor and device.
+    /// The model with this name and these PCI vendor and device ids.
     pub fn new(model: &str, vendor_id: &str, device_id: &str) -> Self {
         let vendor = match vendor_id {
             "10de" => "NVIDIA",

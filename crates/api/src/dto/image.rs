@@ -1,4 +1,4 @@
-//! Images: what guests are made from. Those of the platform are for everybody, those of an organization for all its projects.
+//! Images, from which guests are created. Images of the platform are for everybody, those of an organization for all its projects.
 
 use gpuaas_contract::Digest;
 use gpuaas_contract::guest::{DriverStrategy, ImageFormat};

@@ -1,4 +1,4 @@
-//! Maintenance windows, and what draining a node would mean.
+//! Maintenance windows, and what draining a node would affect.
 
 use gpuaas_contract::id::{AllocationId, MaintenanceId, NodeId, ProjectId};
 use gpuaas_contract::names::Open;

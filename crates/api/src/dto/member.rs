@@ -1,4 +1,4 @@
-//! Members: who has which role on the platform, in an organization or in a project.
+//! Members: the roles of users and service accounts on the platform, in an organization or in a project.
 
 use gpuaas_contract::access::MemberRole;
 use gpuaas_contract::id::{MembershipId, ServiceAccountId, UserId};

@@ -1,8 +1,8 @@
-//! Documents of the REST interface, a file per resource.
+//! Documents of the REST API, one file per resource.
 //!
-//! Times are RFC 3339 in UTC with microseconds, durations are integers whose names end in `_seconds`. A state is an [`Open`] value, so
-//! that an older client can still show what a newer server says. Documents that a client sends refuse unknown fields; documents that a
-//! server sends may grow.
+//! Times are RFC 3339 in UTC with microseconds, and durations are integers whose names end in `_seconds`. A state is an [`Open`] value, so
+//! that an older client can still show the state that a newer server sends. Documents from clients must not have unknown fields;
+//! documents from the server may get new fields.
 //!
 //! [`Open`]: gpuaas_contract::names::Open
 
@@ -74,9 +74,9 @@ pub use webhook::{
     Delivery, DeliveryListQuery, Webhook, WebhookChange, WebhookChanged, WebhookCreate, WebhookCreated, WebhookTest,
 };
 
-/// Number of items of one page by default.
+/// Default number of items per page.
 pub const DEFAULT_PAGE: u32 = 100;
-/// Maximum number of items of one page.
+/// Maximum number of items per page.
 pub const MAX_PAGE: u32 = 1000;
 
 /// One page of a list.
@@ -91,7 +91,7 @@ pub struct Page<T> {
 }
 
 impl<T> Page<T> {
-    /// A page that is the whole list.
+    /// A single page with the whole list.
     pub fn whole(items: Vec<T>) -> Self {
         Self { items, next: None }
     }
@@ -109,12 +109,12 @@ pub struct PageQuery {
     pub limit: Option<u32>,
 }
 
-/// Filter of a list by state: one state, or all that are not final.
+/// A filter of a list by state: one state, or all states that are not final.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StateFilter<T> {
     /// `open`: every state that is not final.
     Open,
-    /// This one.
+    /// Exactly this state.
     Is(T),
 }
 

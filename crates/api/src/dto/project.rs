@@ -1,4 +1,4 @@
-//! Projects, which own everything that is leased.
+//! Projects, which own allocations.
 
 use gpuaas_contract::id::{OrgId, ProjectId};
 use gpuaas_contract::names::Open;

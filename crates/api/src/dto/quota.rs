@@ -1,4 +1,4 @@
-//! Quotas: how much an organization and a project may have at once, and how much they have.
+//! Quotas: how much an organization or a project may hold at once, and how much it holds.
 
 use gpuaas_contract::id::{OrgId, ProjectId};
 

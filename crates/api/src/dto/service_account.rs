@@ -96,7 +96,7 @@ pub struct ApiKeyCreated {
     pub secret: String,
 }
 
-/// Leaves the secret out.
+/// Omits the secret.
 impl std::fmt::Debug for ApiKeyCreated {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("ApiKeyCreated").field("key", &self.key).finish_non_exhaustive()

@@ -1,4 +1,4 @@
-//! Slots, and what nodes propose.
+//! Slots, and the proposals of nodes.
 
 use gpuaas_contract::id::{AllocationId, NodeId, SlotId, TaskId};
 use gpuaas_contract::names::Open;

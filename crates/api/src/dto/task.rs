@@ -1,4 +1,4 @@
-//! Tasks, their logs, and the evidence that they were done.
+//! Tasks, their logs, and the evidence that they ran.
 
 use gpuaas_contract::Digest;
 use gpuaas_contract::id::{ClusterId, CorrelationId, NodeId, TaskId};
@@ -79,12 +79,12 @@ pub struct Task {
 }
 
 impl Task {
-    /// Where it runs, as the end of a sentence; nothing if that is not told.
+    /// The node as the end of a sentence, such as ` on node-1`. Empty if the caller does not see nodes.
     pub fn on_node(&self) -> String {
         if self.node_name.is_empty() { String::new() } else { format!(" on {}", self.node_name) }
     }
 
-    /// Whether nothing more will happen.
+    /// Whether the task has ended.
     pub fn ended(&self) -> bool {
         self.ended_at.is_some()
     }

@@ -1,4 +1,4 @@
-//! People, and those among them whom the built-in issuer signs in.
+//! Users, including those who sign in with the built-in issuer.
 
 use gpuaas_contract::id::UserId;
 use gpuaas_contract::names::Open;
@@ -65,7 +65,7 @@ pub struct UserCreate {
     pub password: Option<String>,
 }
 
-/// Leaves the secret out.
+/// Omits the secret.
 impl std::fmt::Debug for UserCreate {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("UserCreate").field("email", &self.email).field("name", &self.name).finish_non_exhaustive()
@@ -82,7 +82,7 @@ pub struct UserCreated {
     pub one_time_password: Option<String>,
 }
 
-/// Leaves the secret out.
+/// Omits the secret.
 impl std::fmt::Debug for UserCreated {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("UserCreated").field("user", &self.user).finish_non_exhaustive()
@@ -98,7 +98,7 @@ pub struct UserPassword {
     pub password: Option<String>,
 }
 
-/// Leaves the secret out.
+/// Omits the secret.
 impl std::fmt::Debug for UserPassword {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("UserPassword").finish_non_exhaustive()
@@ -115,7 +115,7 @@ pub struct OwnPassword {
     pub new_password: String,
 }
 
-/// Leaves the secret out.
+/// Omits the secret.
 impl std::fmt::Debug for OwnPassword {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("OwnPassword").finish_non_exhaustive()
@@ -132,7 +132,7 @@ pub struct UserPasswordSet {
     pub one_time_password: Option<String>,
 }
 
-/// Leaves the secret out.
+/// Omits the secret.
 impl std::fmt::Debug for UserPasswordSet {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("UserPasswordSet").field("user", &self.user).finish_non_exhaustive()

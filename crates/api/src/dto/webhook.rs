@@ -1,4 +1,4 @@
-//! Webhooks: addresses that are told what happens in a project.
+//! Webhooks: URLs that receive the events of a project.
 
 use gpuaas_contract::id::{DeliveryId, EventId, ProjectId, WebhookId};
 use gpuaas_contract::names::Open;
@@ -59,7 +59,7 @@ pub struct WebhookCreated {
     pub secret: String,
 }
 
-/// Leaves the secret out.
+/// Omits the secret.
 impl std::fmt::Debug for WebhookCreated {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("WebhookCreated").field("webhook", &self.webhook).finish_non_exhaustive()
@@ -97,7 +97,7 @@ pub struct WebhookChanged {
     pub secret: Option<String>,
 }
 
-/// Leaves the secret out.
+/// Omits the secret.
 impl std::fmt::Debug for WebhookChanged {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("WebhookChanged").field("webhook", &self.webhook).finish_non_exhaustive()

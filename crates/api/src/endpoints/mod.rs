@@ -1,8 +1,8 @@
-//! Everything the interface offers: who may use it, what it takes and what it answers.
+//! All endpoints of the API: who may use each, what it takes and what it returns.
 //!
 //! `table.rs` declares each endpoint once. The server's router, its guard, the client, the OpenAPI document and the reference page are
 //! generated from it. [`crate::routes::HEALTHZ`], [`crate::routes::READYZ`], [`crate::routes::OPENAPI`] and
-//! [`crate::routes::REFERENCE`] are open to everybody and therefore not in it.
+//! [`crate::routes::REFERENCE`] need no authentication and are therefore not in it.
 
 mod table;
 
@@ -47,7 +47,7 @@ macro_rules! endpoints {
         $name:ident: $method:ident => $module:ident::$handler:ident, $action:ident of $about:ident, $summary:literal,
             ($($part:ident $(<$document:ty>)? $(($stream:expr))?)*);
     )* })*)*) => {
-        /// Every method of every path.
+        /// All endpoints: every method of every path.
         pub const ENDPOINTS: &[Endpoint] = &[$($($(
             Endpoint::new($resource, (stringify!($name), Method::$method, routes::$route), (Action::$action, About::$about), $summary)
                 $(.$part$(::<$document>)?($($stream)?))*,
@@ -57,26 +57,26 @@ macro_rules! endpoints {
 
 crate::for_each_endpoint!(endpoints);
 
-/// A method of HTTP that the interface uses.
+/// An HTTP method that the API uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Method {
-    /// Reads.
+    /// Reads a document or a list.
     Get,
     /// Creates something, or starts an operation.
     Post,
-    /// Replaces something as a whole.
+    /// Replaces a whole document.
     Put,
-    /// Changes parts of something.
+    /// Changes parts of a document.
     Patch,
     /// Deletes or revokes something.
     Delete,
 }
 
 impl Method {
-    /// Every method.
+    /// All methods.
     pub const ALL: [Self; 5] = [Self::Get, Self::Post, Self::Put, Self::Patch, Self::Delete];
 
-    /// Name on the wire.
+    /// The name of the method in HTTP.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Get => "GET",
@@ -87,7 +87,7 @@ impl Method {
         }
     }
 
-    /// The method with this name. `HEAD` is a `GET` whose answer is not sent.
+    /// The method with this name. `HEAD` counts as `GET`, because it differs only in that the body is not sent.
     pub fn parse(name: &str) -> Option<Self> {
         let name = if name == "HEAD" { "GET" } else { name };
         Self::ALL.into_iter().find(|method| method.as_str() == name)
@@ -100,10 +100,10 @@ impl std::fmt::Display for Method {
     }
 }
 
-/// What an action is about, and so which segment of the path tells it.
+/// The resource that an action applies to, and the segment of the path that identifies it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum About {
-    /// The platform itself; no segment.
+    /// The platform itself, without a segment.
     Platform,
     /// The organization in `{organization}`.
     Organization,
@@ -118,7 +118,7 @@ pub enum About {
 }
 
 impl About {
-    /// The segment of the path, without its braces.
+    /// The name of the segment, without braces. `None` for the platform.
     pub const fn segment(self) -> Option<&'static str> {
         match self {
             Self::Platform => None,
@@ -131,37 +131,37 @@ impl About {
     }
 }
 
-/// How an answer arrives.
+/// The format in which a response arrives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum StreamKind {
-    /// Not as a stream: one JSON document.
+    /// One JSON document, not a stream.
     Document,
-    /// `text/event-stream`, with the document in each event of the first name.
+    /// `text/event-stream` with these names of events. Events with the first name carry the document.
     Sse(&'static [&'static str]),
-    /// WebSocket, with the document in each text message.
+    /// A WebSocket with one document per text message.
     WebSocket,
-    /// `application/x-ndjson`, with the document in each line.
+    /// `application/x-ndjson` with one document per line.
     JsonLines,
     /// Plain text in the format of OpenMetrics, which Prometheus reads.
     Metrics,
 }
 
-/// The type of a document.
+/// The type of a document, with functions that depend on it.
 #[derive(Clone, Copy, Debug)]
 pub struct DocumentType {
-    /// Makes its schema; what it refers to goes into the generator's definitions.
+    /// Generates the schema. Schemas that it refers to are added to the definitions of the generator.
     pub schema: fn(&mut SchemaGenerator) -> Schema,
-    /// Whether a value is such a document.
+    /// Checks that a value is such a document.
     pub check: fn(Value) -> Result<(), serde_json::Error>,
 }
 
 impl DocumentType {
-    /// A document by reference.
+    /// A document whose schema is a reference.
     const fn of<T: JsonSchema + DeserializeOwned>() -> Self {
         Self { schema: SchemaGenerator::subschema_for::<T>, check: check::<T> }
     }
 
-    /// A document in place: the fields of a query are listed one by one.
+    /// A document with an inline schema, because the fields of a query are listed one by one.
     const fn fields_of<T: JsonSchema + DeserializeOwned>() -> Self {
         Self { schema: T::json_schema, check: check::<T> }
     }
@@ -174,33 +174,33 @@ fn check<T: DeserializeOwned>(value: Value) -> Result<(), serde_json::Error> {
 /// One method of one path.
 #[derive(Clone, Copy, Debug)]
 pub struct Endpoint {
-    /// The kind of thing it is about, for people.
+    /// The kind of resource, as a heading for people.
     pub resource: &'static str,
-    /// Unique name, that of the client's method.
+    /// Unique name, which is also that of the client's method and of the OpenAPI operation.
     pub name: &'static str,
-    /// The method.
+    /// The HTTP method.
     pub method: Method,
     /// The path, in the syntax of the server's router.
     pub path: &'static str,
-    /// The action a caller needs.
+    /// The action that the caller must be allowed to do.
     pub action: Action,
-    /// What that action is about.
+    /// The resource on which the caller must be allowed to do it.
     pub about: About,
     /// One sentence for people.
     pub summary: &'static str,
-    /// The fields of the query.
+    /// The fields of the query. `None` if it takes none.
     pub query: Option<DocumentType>,
-    /// The body.
+    /// The body of the request. `None` if it takes none.
     pub body: Option<DocumentType>,
-    /// The answer, or each document of a stream.
+    /// The response, or each document of a stream.
     pub answer: Option<DocumentType>,
-    /// An answer with status 200 where [`Endpoint::status`] is 201: it was created before, or was only asked about.
+    /// The response with status 200 where [`Endpoint::status`] is 201: the resource was created before, or the request was a dry run.
     pub not_created: Option<DocumentType>,
-    /// Status of success.
+    /// The HTTP status of success.
     pub status: u16,
-    /// How the answer arrives.
+    /// The format of the response.
     pub stream: StreamKind,
-    /// Whether the answer has an `ETag` and, if it changes something, the request may have an `If-Match`.
+    /// Whether the response has an `ETag` and a request that changes something may have an `If-Match`.
     pub versioned: bool,
 }
 
@@ -245,7 +245,7 @@ impl Endpoint {
         Self { answer: Some(DocumentType::of::<T>()), ..self }
     }
 
-    /// Success creates something.
+    /// Success creates a resource, with status 201.
     const fn creates<T: JsonSchema + DeserializeOwned>(self) -> Self {
         Self { answer: Some(DocumentType::of::<T>()), status: 201, ..self }
     }
@@ -263,30 +263,30 @@ impl Endpoint {
         Self { versioned: true, ..self }
     }
 
-    /// Matters to the client's method only: every `POST` takes an idempotency key.
+    /// Only affects the client's method: on the server every `POST` takes an idempotency key.
     const fn once(self) -> Self {
         self
     }
 
-    /// Matters to the client's method only.
+    /// Only affects the client's method.
     const fn by_hand(self) -> Self {
         self
     }
 
-    /// Names of the segments of the path, without their braces.
+    /// Names of the variable segments of the path, without braces.
     pub fn segments(&self) -> impl Iterator<Item = &'static str> {
         self.path.split('/').filter_map(|segment| segment.strip_prefix('{')?.strip_suffix('}'))
     }
 }
 
-/// The endpoint of a request, by the name of its method and the path of the route that matched. What is not found must be refused.
+/// The endpoint of a request, by its method and the path of the route that matched. A request without an endpoint must be refused.
 pub fn find(method: &str, matched_path: &str) -> Option<&'static Endpoint> {
     static BY_PATH: LazyLock<HashMap<(Method, &'static str), &'static Endpoint>> =
         LazyLock::new(|| ENDPOINTS.iter().map(|endpoint| ((endpoint.method, endpoint.path), endpoint)).collect());
     BY_PATH.get(&(Method::parse(method)?, matched_path)).copied()
 }
 
-/// The methods that a path has. Empty if no endpoint is there.
+/// The methods of a path. Empty if there is no endpoint at this path.
 pub fn methods(matched_path: &str) -> impl Iterator<Item = Method> {
     ENDPOINTS.iter().filter(move |endpoint| endpoint.path == matched_path).map(|endpoint| endpoint.method)
 }
@@ -324,7 +324,7 @@ mod tests {
         for endpoint in ENDPOINTS {
             let expected = endpoint.about.segment();
             assert!(expected.is_none_or(|wanted| endpoint.segments().any(|segment| segment == wanted)), "{}", endpoint.name);
-            // What belongs to somebody is never asked for as if it were the platform's.
+            // A path with a tenant's resource must not be authorized as if it belonged to the platform.
             let theirs = ["organization", "project", "allocation", "webhook", "delivery"];
             let owned = endpoint.segments().find(|segment| theirs.contains(segment));
             assert_eq!(owned, expected, "{}", endpoint.name);

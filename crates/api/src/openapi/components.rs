@@ -1,25 +1,25 @@
-//! What operations share: headers, parameters, errors and the way to sign in.
+//! The components that operations share: headers, parameters, errors and the security scheme.
 
 use serde_json::{Map, Value, json};
 
 use crate::dto::PROBLEM_CONTENT_TYPE;
 
-/// The conventions in a few words.
+/// A short description of the conventions of the API.
 pub(super) const DESCRIPTION: &str = "Send `Authorization: Bearer <token>`. Times are RFC 3339 in UTC, durations seconds, and money has a decimal \
 amount and a currency. Lists come in pages: send `next` as `after` to get the next one. Errors are problem documents (RFC 9457) with a stable \
 `code` and a `detail` that says what to do. A `POST` with an `Idempotency-Key` is done once, however often it is sent. A change with an `If-Match` \
 is refused if the document has changed since. Responses may get more fields, and states more names; requests with unknown fields are refused.";
 
-/// An answer that is an error.
+/// An error response.
 pub(super) struct ErrorResponse {
     /// HTTP status.
     pub(super) status: u16,
-    /// Name among the components.
+    /// Name of the component.
     pub(super) name: &'static str,
     description: &'static str,
 }
 
-/// Every error that operations name.
+/// All error responses that operations refer to.
 pub(super) const ERROR_RESPONSES: [ErrorResponse; 12] = [
     ErrorResponse {
         status: 400,
@@ -68,7 +68,7 @@ pub(super) const ERROR_RESPONSES: [ErrorResponse; 12] = [
     },
 ];
 
-/// Everything under `components`.
+/// The value of `components`.
 pub(super) fn all(schemas: Map<String, Value>) -> Value {
     let responses: Map<String, Value> = ERROR_RESPONSES.iter().map(|error| (error.name.to_owned(), response(error))).collect();
     json!({

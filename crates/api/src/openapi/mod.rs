@@ -1,4 +1,4 @@
-//! The OpenAPI 3.1 document of the interface, made from [`crate::endpoints`] and the documents' own schemas.
+//! The OpenAPI 3.1 document of the API, generated from [`crate::endpoints`] and the schemas of the documents.
 
 mod components;
 mod operation;
@@ -8,10 +8,10 @@ use serde_json::{Map, Value, json};
 
 use crate::endpoints::ENDPOINTS;
 
-/// Where schemas are in the document, as a JSON pointer.
+/// The location of schemas in the document, as a JSON pointer.
 const SCHEMAS: &str = "/components/schemas";
 
-/// The whole document. The same for the same program, with the keys of every object in order.
+/// The whole document. Deterministic: the keys of every object are sorted.
 pub fn document() -> Value {
     let mut generator = SchemaSettings::draft2020_12()
         .with(|settings| {
@@ -47,7 +47,7 @@ pub fn document() -> Value {
     sorted(document)
 }
 
-/// Comments in the code link to other code; in the document those links are only names.
+/// Turns doc comments into plain descriptions: links to other code become names.
 pub(crate) fn speak_plainly(value: &mut Value) {
     match value {
         Value::Object(fields) => {
@@ -80,11 +80,11 @@ fn plain(text: &str) -> String {
         rest = after;
     }
     out.push_str(rest);
-    // Line breaks of comments mean nothing.
+    // Single line breaks in comments have no meaning; blank lines separate paragraphs.
     out.lines().map(str::trim).collect::<Vec<_>>().join(" ").replace("  ", "\n\n")
 }
 
-/// The same with the keys of every object in order, whatever order the JSON library keeps.
+/// The same value with the keys of every object sorted, whatever order the JSON library keeps.
 pub(crate) fn sorted(value: Value) -> Value {
     match value {
         Value::Object(fields) => {
@@ -114,7 +114,7 @@ mod tests {
             match value {
                 Value::Object(fields) => {
                     found.extend(fields.get("$ref").and_then(Value::as_str).map(str::to_owned));
-                    // What is in an example is data: the schemas of tasks have references of their own.
+                    // Examples are data: task schemas in them contain references of their own.
                     let described = fields.iter().filter(|(name, _)| !["example", "examples"].contains(&name.as_str()));
                     described.for_each(|(_, value)| references(value, found));
                 }

@@ -13,7 +13,7 @@ use crate::endpoints::{DocumentType, Endpoint, Method, StreamKind};
 use crate::examples::{self, Example};
 use crate::routes;
 
-/// The operation of an endpoint. Schemas it refers to are left in the generator.
+/// The operation of an endpoint. Schemas that it refers to are added to the generator.
 pub(super) fn of(endpoint: &Endpoint, generator: &mut SchemaGenerator) -> Value {
     let mut operation = json!({
         "operationId": endpoint.name,
@@ -34,7 +34,7 @@ pub(super) fn of(endpoint: &Endpoint, generator: &mut SchemaGenerator) -> Value 
     operation
 }
 
-/// Puts the parts of an example where the document has room for them: parameters, body and response.
+/// Adds the parts of an example to the parameters, the body and the response.
 fn add_example(operation: &mut Value, endpoint: &Endpoint, example: &Example) {
     for parameter in operation["parameters"].as_array_mut().into_iter().flatten() {
         let name = parameter["name"].as_str().unwrap_or_default();
@@ -64,7 +64,7 @@ fn add_example(operation: &mut Value, endpoint: &Endpoint, example: &Example) {
     }
 }
 
-/// A value of a query as JSON.
+/// Converts the text of a query parameter to JSON of the given type.
 fn of_type(kind: &Value, text: &str) -> Value {
     let is_text = kind == "string" || kind.is_null();
     let parsed = serde_json::from_str(text).ok().filter(|_| !is_text);
@@ -78,7 +78,7 @@ fn schema(of: DocumentType, generator: &mut SchemaGenerator) -> Value {
 fn parameters(endpoint: &Endpoint, generator: &mut SchemaGenerator) -> Vec<Value> {
     let mut parameters: Vec<Value> = endpoint.segments().map(|name| path_parameter(endpoint, name)).collect();
     if let Some(query) = endpoint.query {
-        // In one order, however the fields of documents are kept: by name.
+        // Sorted by name, whatever order the JSON library keeps.
         let mut fields: Vec<Value> = query_parameters(&schema(query, generator)).collect();
         fields.sort_by(|one, other| one["name"].as_str().cmp(&other["name"].as_str()));
         parameters.extend(fields);
@@ -105,7 +105,7 @@ fn path_parameter(endpoint: &Endpoint, name: &str) -> Value {
     })
 }
 
-/// What a segment of a path looks like.
+/// The pattern and the description of a variable segment.
 fn segment(path: &str, name: &str) -> (String, &'static str) {
     let id = |prefix: &str, description| (format!("^{prefix}[0-9a-f]{{32}}$"), description);
     match name {
@@ -150,7 +150,7 @@ fn query_parameters(query: &Value) -> impl Iterator<Item = Value> {
     })
 }
 
-/// A parameter is there or not; there is no way to write null into a query.
+/// Removes `null` from the types of a parameter: a query parameter can be absent, but not null.
 fn without_null(kind: &Value) -> Value {
     let kinds: Vec<&Value> = kind.as_array().into_iter().flatten().filter(|kind| *kind != "null").collect();
     match kinds.as_slice() {
@@ -180,7 +180,7 @@ fn responses(endpoint: &Endpoint, generator: &mut SchemaGenerator) -> Value {
     Value::Object(responses)
 }
 
-/// Whether a query names something that must be there: a list of what a node has is no empty list if there is no such node.
+/// Whether a query refers to a resource that must exist: listing the resources of an unknown node is an error, not an empty list.
 fn looks_for_something(query: &Value) -> bool {
     ["node", "organization", "project"].iter().any(|name| query["properties"].get(name).is_some())
 }
@@ -192,7 +192,7 @@ fn may_answer(endpoint: &Endpoint, looks_for_something: bool, status: u16) -> bo
         409 => changes,
         412 => changes && endpoint.versioned,
         408 | 413 | 415 => endpoint.body.is_some(),
-        // A `POST` without a body may still have an idempotency key that is none.
+        // A `POST` without a body may still have an invalid idempotency key.
         422 => endpoint.body.is_some() || endpoint.method == Method::Post,
         _ => true,
     }

@@ -1,5 +1,5 @@
-//! The reference of the interface for people: one page of HTML, generated from the same document as everything else. It loads nothing
-//! from elsewhere; without its script everything but the search field works.
+//! The API reference for people: one HTML page, generated from the OpenAPI document. It loads nothing from elsewhere, and without
+//! JavaScript everything except the search field works.
 
 use std::fmt::Write as _;
 use std::sync::LazyLock;
@@ -16,13 +16,13 @@ const STYLE: &str = include_str!("style.css");
 /// The only script of the page: the search field.
 const SCRIPT: &str = include_str!("search.js");
 
-/// The page.
+/// The HTML of the page.
 pub fn page() -> &'static str {
     static PAGE: LazyLock<String> = LazyLock::new(|| write_page(&crate::openapi::document()));
     &PAGE
 }
 
-/// The content security policy that the page needs: its own style and script, known by their digests, and nothing else.
+/// The content security policy of the page. It allows only the page's own style and script, identified by their digests.
 pub fn content_security_policy() -> String {
     format!(
         "default-src 'none'; style-src '{}'; script-src '{}'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -127,7 +127,7 @@ fn write_operation(page: &mut String, document: &Value, endpoint: &Endpoint, ope
     page.push_str("</article>\n");
 }
 
-/// A request and its response, folded away.
+/// Writes an example request and response, collapsed by default.
 fn write_example(page: &mut String, endpoint: &Endpoint) {
     let Some(example) = examples::of(endpoint.name) else { return };
     let pretty = |value: &Value| match value {
@@ -149,7 +149,7 @@ fn write_example(page: &mut String, endpoint: &Endpoint) {
     );
 }
 
-/// The documents that an answer carries.
+/// The documents that a response carries.
 fn documents_of(response: &Value) -> String {
     let mut documents = Vec::new();
     for content in response["content"].as_object().into_iter().flat_map(serde_json::Map::values) {
@@ -185,12 +185,12 @@ fn write_schema(page: &mut String, name: &str, schema: &Value) {
     page.push_str("</article>\n");
 }
 
-/// A row of a table; the second cell is HTML already.
+/// Writes a row of a table. The second cell is already HTML.
 fn write_row(page: &mut String, name: &str, html: &str, description: &str) {
     let _ = write!(page, "<tr><td><code>{}</code></td><td>{html}</td><td>{}</td></tr>", escape(name), words(description));
 }
 
-/// What a value looks like, as HTML.
+/// The type of a value, as HTML.
 fn type_of(schema: &Value) -> String {
     if let Some(name) = schema["$ref"].as_str().and_then(|reference| reference.rsplit('/').next()) {
         return format!("<a href=\"#document-{name}\">{}</a>", escape(name));
@@ -237,7 +237,7 @@ fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
-/// Sentences as HTML: what is between backquotes is code.
+/// Converts a text to HTML. Text between backquotes becomes code.
 fn words(text: &str) -> String {
     let mut html = String::with_capacity(text.len() + 32);
     for (number, part) in escape(text).split('`').enumerate() {

@@ -1,4 +1,4 @@
-//! Requests as the server sees them, and answers good and bad.
+//! Requests as the server sees them, and good and bad responses.
 
 use axum::Router;
 use axum::body::Body;
@@ -12,7 +12,7 @@ use gpuaas_api::{ClientError, routes};
 
 use crate::server::{client, client_of, serve, task};
 
-/// Answers every request with a problem that tells what was asked.
+/// Answers every request with a problem document that describes the request.
 fn echo() -> Router {
     Router::new().fallback(any(|request: Request| async move {
         let header = |name: &str| request.headers().get(name).and_then(|v| v.to_str().ok()).unwrap_or("-").to_owned();
@@ -70,7 +70,7 @@ async fn a_name_that_is_no_path_segment_is_refused_before_anything_is_sent() {
 
 #[tokio::test]
 async fn nobody_listening_is_said_with_what_to_do() {
-    // A port that was free a moment ago and is closed again.
+    // A port that was free a moment ago, so nobody listens on it.
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let url = format!("http://{}", listener.local_addr().expect("bound"));
     drop(listener);

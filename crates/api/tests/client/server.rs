@@ -25,7 +25,7 @@ pub(crate) async fn serve(router: Router) -> String {
     format!("http://{address}")
 }
 
-/// A task as a server would tell it.
+/// A task as a server would send it.
 pub(crate) fn task(state: &str, ended: bool) -> gpuaas_api::dto::Task {
     gpuaas_api::dto::Task {
         id: TaskId::from_bytes([1; 16]),

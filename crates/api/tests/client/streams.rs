@@ -1,4 +1,4 @@
-//! Watching and exporting, through connections that break.
+//! Watches and exports over connections that break.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -19,10 +19,10 @@ fn event(name: &str, document: &impl serde::Serialize) -> String {
     format!("event: {name}\ndata: {}\n\n", serde_json::to_string(document).expect("json"))
 }
 
-/// A body that sends this text and then breaks off in the middle of the answer.
+/// A body that sends this text and then breaks off before the response is complete.
 fn broken_after(text: String) -> Body {
     let whole = futures::stream::iter([Ok(text)]);
-    // The server writes out what it has when the body makes it wait, so the text arrives before the cut.
+    // The server flushes its buffer when the body is pending, so the text arrives before the cut.
     let cut = futures::stream::once(async {
         tokio::task::yield_now().await;
         Err(std::io::Error::other("cut"))

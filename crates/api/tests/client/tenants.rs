@@ -1,4 +1,4 @@
-//! What tenants' requests carry, limits that are told, and allocations and events that are watched.
+//! Requests of tenants, rate limits, and watches of allocations and events.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -16,7 +16,7 @@ use gpuaas_contract::id::{AllocationId, EventId, OrgId, ProjectId, SkuId};
 
 use crate::server::client_of;
 
-/// Answers every request with a problem that tells what was asked.
+/// Answers every request with a problem document that describes the request.
 fn echo() -> Router {
     Router::new().fallback(any(|request: Request| async move {
         let (parts, body) = request.into_parts();
@@ -85,7 +85,7 @@ async fn a_limit_is_told_with_how_long_to_wait() {
         assert_eq!((error.code(), error.kind()), ("rate_limited", ErrorKind::Conflict));
         assert!(error.is_transient());
     }
-    // Something in between that limits as well, without our words.
+    // A proxy in between that limits as well, without a problem document.
     let router = Router::new()
         .fallback(any(|| async { (StatusCode::TOO_MANY_REQUESTS, [(routes::RETRY_AFTER_HEADER, "3")], "slow down") }));
     let error = client_of(router).await.whoami().await.expect_err("too many");
@@ -139,7 +139,7 @@ async fn events_go_on_where_the_connection_broke() {
                 event(routes::EVENT_CLOUD_EVENT, Some(position), &document)
             };
             match last.as_str() {
-                // Nothing has happened yet, and still the place is known.
+                // No event yet, but the position is known.
                 "-" => "id: 4\n\n".to_owned(),
                 "4" => happened(5) + &happened(6),
                 _ => happened(7),

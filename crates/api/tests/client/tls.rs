@@ -1,4 +1,4 @@
-//! TLS: a server behind a private authority.
+//! TLS to a server with a private authority.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use gpuaas_api::client::ErrorKind;
 use gpuaas_api::{Client, ClientError, ClientOptions};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-/// A TLS server with a self-signed certificate that answers every connection with 204; returns its URL and certificate.
+/// A TLS server with a self-signed certificate that answers every connection with 404. Returns its URL and certificate.
 async fn serve_tls() -> (String, String) {
     let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).expect("a certificate");
     let key = rustls_pki_types::PrivateKeyDer::try_from(made.signing_key.serialize_der()).expect("a key");
@@ -21,7 +21,7 @@ async fn serve_tls() -> (String, String) {
     let port = listener.local_addr().expect("bound").port();
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
-            // A client that does not trust us hangs up here.
+            // A client that does not trust the certificate disconnects here.
             let Ok(mut stream) = acceptor.accept(stream).await else { continue };
             let mut request = [0; 4096];
             let _ = stream.read(&mut request).await;

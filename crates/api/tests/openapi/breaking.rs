@@ -1,21 +1,21 @@
-//! What a change of the interface takes from those who use it.
+//! Finds changes of the API that break its clients.
 //!
-//! Requests may be asked for less and answers may say more; anything the other direction round breaks somebody.
+//! A new version may require less in requests and send more in responses; the opposite breaks clients.
 
 use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-/// Which direction a document goes.
+/// The direction in which a document is sent.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Direction {
-    /// From the client: everything that was taken before must still be taken.
+    /// From the client: everything that was accepted before must still be accepted.
     Request,
-    /// From the server: nothing may come that could not come before, and what always came must still come.
+    /// From the server: it must not send values that were impossible before, and must still send what was always there.
     Answer,
 }
 
-/// Everything that breaks clients of `before`, in words.
+/// Describes all changes that break clients of `before`.
 pub(crate) fn breaking_changes(before: &Value, now: &Value) -> Vec<String> {
     let mut compare = Compare { before, now, found: Vec::new(), open: Vec::new() };
     for (path, methods) in fields(&before["paths"]) {
@@ -34,7 +34,7 @@ struct Compare<'d> {
     before: &'d Value,
     now: &'d Value,
     found: Vec<String>,
-    /// Pairs of references that are being compared: documents may contain themselves.
+    /// Pairs of references that are being compared, because documents can be recursive.
     open: Vec<(&'d str, &'d str)>,
 }
 
@@ -136,7 +136,7 @@ impl<'d> Compare<'d> {
         if old.len() > 1 || new.len() > 1 {
             return self.alternatives(place, &old, &new, direction);
         }
-        // Read from the side that may say less to the side that may say more.
+        // The values of the narrow side must all be possible on the wide side.
         let (narrow, wide) = match direction {
             Direction::Request => (before, now),
             Direction::Answer => (now, before),
@@ -168,7 +168,7 @@ impl<'d> Compare<'d> {
         }
     }
 
-    /// What a request may hold must not shrink.
+    /// Finds limits on requests that became stricter.
     fn limits(&mut self, place: &str, before: &Value, now: &Value) {
         if !now["pattern"].is_null() && now["pattern"] != before["pattern"] {
             self.say(place, &format!("the pattern changed to {}", now["pattern"]));
@@ -217,7 +217,7 @@ impl<'d> Compare<'d> {
         }
     }
 
-    /// Each alternative of the narrow side must fit one of the wide side.
+    /// Checks that each alternative of the narrow side fits one of the wide side.
     fn alternatives(&mut self, place: &str, old: &[&'d Value], new: &[&'d Value], direction: Direction) {
         let fits = |compare: &Self, before: &'d Value, now: &'d Value| {
             let mut trial = Compare { before: compare.before, now: compare.now, found: Vec::new(), open: compare.open.clone() };
@@ -228,7 +228,7 @@ impl<'d> Compare<'d> {
             alternatives.iter().copied().filter(|schema| schema["type"] != "null").collect()
         };
         let nullable = |alternatives: &[&'d Value]| alternatives.iter().any(|schema| schema["type"] == "null");
-        // The usual case, something or null, is told in detail.
+        // The usual case, a value or null, is reported in detail.
         if let ([before], [now]) = (real(old).as_slice(), real(new).as_slice()) {
             let problem = match direction {
                 Direction::Request => nullable(old) && !nullable(new),
@@ -251,13 +251,13 @@ impl<'d> Compare<'d> {
     }
 }
 
-/// The forms a value can have; one if it has only one.
+/// The alternatives of a schema, or just the schema itself.
 fn alternatives(schema: &Value) -> Vec<&Value> {
     let several = schema["anyOf"].as_array().or_else(|| schema["oneOf"].as_array());
     several.map_or_else(|| vec![schema], |several| several.iter().collect())
 }
 
-/// The JSON types a value can have; none for every type.
+/// The JSON types that a value can have. Empty if all are possible.
 fn kinds(schema: &Value) -> BTreeSet<&str> {
     match &schema["type"] {
         Value::String(kind) => BTreeSet::from([kind.as_str()]),
@@ -305,7 +305,7 @@ mod tests {
         })
     }
 
-    /// What breaks if the value at `pointer` becomes another one.
+    /// The breaking changes if the value at `pointer` is replaced.
     fn after(pointer: &str, value: Value) -> Vec<String> {
         let mut now = document();
         let (parent, name) = pointer.rsplit_once('/').expect("a pointer");

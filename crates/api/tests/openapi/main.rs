@@ -1,7 +1,7 @@
-//! The OpenAPI document in `docs/` is the one that the program offers, and never takes back what clients rely on.
+//! Checks that the OpenAPI document in `docs/` is the one that the program serves, and that it does not break clients.
 //!
-//! After a change of the interface, `UPDATE_OPENAPI=1 cargo test -p gpuaas-api --test openapi` writes it anew. It refuses to if that would
-//! break clients; `UPDATE_OPENAPI=breaking` does it all the same.
+//! After a change of the API, `UPDATE_OPENAPI=1 cargo test -p gpuaas-api --test openapi` updates the document. It refuses to if the change
+//! would break clients; `UPDATE_OPENAPI=breaking` forces it.
 
 mod breaking;
 
@@ -11,14 +11,14 @@ use serde_json::Value;
 
 use crate::breaking::breaking_changes;
 
-/// Breaking changes that were decided on, as the test names them. May only shrink: an entry that no longer names one is an error.
+/// Accepted breaking changes, as the test describes them. An entry that matches no change is an error, so the list can only shrink.
 const ALLOWED: [&str; 0] = [];
 
 fn path() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs/openapi.json")
 }
 
-/// The document that is checked in; null before there is one.
+/// The document that is checked in. Null if there is none yet.
 fn checked_in() -> Value {
     match std::fs::read(path()) {
         Ok(bytes) => serde_json::from_slice(&bytes).expect("docs/openapi.json is JSON"),
@@ -27,7 +27,7 @@ fn checked_in() -> Value {
     }
 }
 
-/// What clients of the checked-in document could no longer rely on, without what was decided on.
+/// Changes that break clients of the checked-in document, except for accepted ones.
 fn broken(before: &Value, now: &Value) -> Vec<String> {
     breaking_changes(before, now).into_iter().filter(|change| !ALLOWED.contains(&change.as_str())).collect()
 }
@@ -49,7 +49,7 @@ fn the_document_in_docs_is_the_one_that_the_program_offers() {
         "not written, because clients would break:\n{}\nIf that is decided, use UPDATE_OPENAPI=breaking.",
         broken.join("\n")
     );
-    // Whoever reads meanwhile sees the old document or the new one.
+    // Renamed into place, so that a concurrent reader sees either the old document or the new one.
     let draft = path().with_extension("json.new");
     let text = serde_json::to_string_pretty(&now).expect("JSON") + "\n";
     std::fs::write(&draft, text).and_then(|()| std::fs::rename(&draft, path())).expect("docs/openapi.json can be written");
