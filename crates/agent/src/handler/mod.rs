@@ -51,7 +51,7 @@ pub(crate) struct Context {
     pub(crate) boot_id: String,
     /// The `[slices]` section of the host policy.
     pub(crate) rules: SliceRules,
-    /// Claims on the guests of this host, shared by all tasks that work on them.
+    /// In-memory state about the guests of this host, shared by all tasks.
     pub(crate) guests: Guests,
 }
 
