@@ -1,4 +1,4 @@
-//! The connection to Temporal and its worker.
+//! The connection to the Temporal server, and the worker that runs workflows and activities.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,34 +18,33 @@ use url::Url;
 use crate::run::{AllocationRun, Begin};
 use crate::steps::Steps;
 
-/// Delay before a failed worker is started again.
+/// How long to wait before restarting a worker that failed.
 const WORKER_AGAIN: Duration = Duration::from_secs(5);
-/// If a worker does not answer for this long, another one takes over its workflow.
+/// Timeout of a workflow task. A workflow whose worker does not answer within it moves to another worker.
 const WORKFLOW_TASK: Duration = Duration::from_secs(5);
-/// Time limit for connecting.
 const CONNECT: Duration = Duration::from_secs(10);
 
-/// The configuration of Temporal.
+/// How to reach a Temporal server, and how to run steps on it.
 #[derive(Clone)]
 pub struct TemporalConfig {
-    /// Its frontend: `http://host:7233`, or `https://…` for TLS.
+    /// URL of the Temporal frontend: `http://host:7233`, or `https://…` for TLS.
     pub url: Url,
-    /// The namespace of the runs. It must exist.
+    /// The Temporal namespace of the runs. It must already exist.
     pub namespace: String,
-    /// The task queue that the servers of one cluster share.
+    /// The task queue, shared by all servers of one cluster.
     pub task_queue: String,
-    /// CA certificates for TLS (PEM), instead of the system's.
+    /// CA certificates (PEM) to trust for TLS instead of the system's.
     pub authorities: Option<Vec<u8>>,
-    /// Certificate and key of this server (PEM), for a Temporal that requires them.
+    /// Client certificate and key (PEM), for a Temporal server that requires mutual TLS.
     pub identity: Option<(Vec<u8>, Vec<u8>)>,
-    /// The API key of this server.
+    /// The API key that this server sends, for a Temporal server that requires one.
     pub api_key: Option<String>,
-    /// Time limit for one attempt of a step. After it, the step is retried.
+    /// Time limit for one attempt of a step. A step that exceeds it is retried.
     pub step_timeout: Duration,
 }
 
 impl TemporalConfig {
-    /// Returns a configuration without certificates, with the usual namespace and queue.
+    /// Returns a configuration without TLS files or an API key, with the default namespace and task queue.
     pub fn new(url: Url) -> Self {
         Self {
             url,
@@ -70,12 +69,12 @@ impl std::fmt::Debug for TemporalConfig {
 /// Why Temporal cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TemporalError {
-    /// It does not answer.
+    /// The server cannot be reached, or it answers with an error.
     #[error("Temporal at {url} does not answer: {detail}. Start it, or run without it (`--workflow embedded`)")]
     Away {
-        /// Its URL.
+        /// The configured URL.
         url: Url,
-        /// The cause.
+        /// The cause, as reported by the client.
         detail: String,
     },
     /// The namespace does not exist.
@@ -83,9 +82,9 @@ pub enum TemporalError {
         "Temporal at {url} has no namespace `{namespace}`; create it with `temporal operator namespace create --namespace {namespace}`"
     )]
     NoNamespace {
-        /// Its URL.
+        /// The configured URL.
         url: Url,
-        /// The missing namespace.
+        /// The configured namespace.
         namespace: String,
     },
 }
@@ -103,7 +102,7 @@ impl std::fmt::Debug for Temporal {
 }
 
 impl Temporal {
-    /// Connects, and checks that the namespace exists.
+    /// Connects to the server and checks that the namespace exists.
     pub async fn connect(config: TemporalConfig) -> Result<Self, TemporalError> {
         let away = |detail: String| TemporalError::Away { url: config.url.clone(), detail };
         let tls = (config.url.scheme() == "https").then(|| {
@@ -135,7 +134,7 @@ impl Temporal {
         }
     }
 
-    /// Returns the workflow id of an allocation.
+    /// Returns the id of the workflow that runs an allocation.
     pub fn workflow_id(id: AllocationId) -> String {
         format!("allocation/{id}")
     }
@@ -144,7 +143,7 @@ impl Temporal {
     async fn signal(&self, id: AllocationId, step: AllocationStep) -> Result<(), ControlError> {
         let step_timeout_ms = u64::try_from(self.config.step_timeout.as_millis()).unwrap_or(u64::MAX);
         let begin = Begin { allocation: id.to_string(), step: step.as_str().to_owned(), step_timeout_ms };
-        // A running workflow with this id is woken; a finished one is replaced.
+        // Signals the running workflow with this id, or starts a new one if there is none or it has finished.
         let options = WorkflowStartOptions::new(self.config.task_queue.clone(), Self::workflow_id(id))
             .task_timeout(WORKFLOW_TASK)
             .static_summary(format!("run of {id}"))
@@ -156,7 +155,7 @@ impl Temporal {
         })
     }
 
-    /// Runs the worker until the server stops or the worker fails.
+    /// Runs the worker until the control plane shuts down or the worker fails.
     async fn serve(client: Client, config: TemporalConfig, control: Arc<Control>, steps: Steps) -> Result<(), String> {
         let options = RuntimeOptions::builder().heartbeat_interval(None).build()?;
         let runtime = Runtime::from_current_tokio(options).map_err(|error| error.to_string())?;
@@ -188,7 +187,7 @@ impl Driver for Temporal {
                 let steps = Steps::new(&owned);
                 let (client, config, control, here) = (client.clone(), config.clone(), Arc::clone(&owned), runtime.clone());
                 let (end, ended) = tokio::sync::oneshot::channel();
-                // Workflows stay on one thread, so the worker has its own.
+                // Workflows never move between threads, so the worker runs on a thread of its own.
                 let worker = move || drop(end.send(here.block_on(Self::serve(client, config, control, steps))));
                 let started = std::thread::Builder::new().name("temporal".to_owned()).spawn(worker);
                 let reason = match (started, ended.await) {

@@ -1,8 +1,8 @@
-//! The workflow: runs the next step until there is none.
+//! The workflow of an allocation: runs one step after another until the run ends.
 //!
-//! Workflow code is replayed from its history after a restart, so it must decide the same way every time: it uses only the
-//! workflow's clock, and waits only for timers, signals and activities. A change of the commands it issues would break running
-//! workflows; `tests/replay.rs` replays recorded ones.
+//! After a restart, Temporal replays workflow code from its history, so the code must be deterministic: it reads only the
+//! workflow's clock, and waits only for timers, signals and activities. Changing the commands that it issues breaks running
+//! workflows; `tests/replay.rs` replays recorded histories to catch that.
 
 #![allow(missing_docs, reason = "the macros make items without a word")]
 
@@ -19,29 +19,29 @@ use temporalio_sdk::{
 
 use crate::steps::{Came, Steps, When};
 
-/// Steps of one execution. Then it continues as a new one, so that no history grows without end.
+/// Steps per workflow execution. After that many, the run continues as a new execution, which bounds the size of the history.
 const STEPS_OF_ONE: u32 = 200;
-/// Delay before the first retry of a failed step. It doubles every time.
+/// Delay before the first retry of a failed step. It doubles with every further retry.
 const FIRST_RETRY: Duration = Duration::from_millis(500);
-/// The longest delay.
+/// Upper bound of the retry delay.
 const LAST_RETRY: Duration = Duration::from_secs(60);
 
-/// The input of a run.
+/// The input of the workflow.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Begin {
-    /// The allocation.
+    /// The allocation's id.
     pub allocation: String,
-    /// Its current step.
+    /// The name of the step to start with.
     pub step: String,
     /// Time limit for one attempt of a step, in milliseconds.
     pub step_timeout_ms: u64,
 }
 
-/// The run of one allocation.
+/// The workflow that runs one allocation.
 #[workflow]
 pub struct AllocationRun {
     begin: Begin,
-    /// How often it was woken.
+    /// Number of wake-ups received so far.
     woken: u64,
 }
 
@@ -52,13 +52,14 @@ impl AllocationRun {
         Self { begin, woken: 0 }
     }
 
-    /// Advances the run until it has ended. Returns its last step.
+    /// Advances the run until it ends. Returns the name of its last step.
     #[run(name = "allocation")]
     pub async fn run(ctx: &mut WorkflowContext<Self>) -> WorkflowResult<String> {
         let begin = ctx.state(|run| run.begin.clone());
         let mut step = begin.step.clone();
         for _ in 0..STEPS_OF_ONE {
-            // The step may not see what happens after this, so a later wake-up runs it again.
+            // Read before the step runs. The step may miss a change that arrives while it runs; comparing this count with the
+            // current one then runs the step again.
             let heard = ctx.state(|run| run.woken);
             let Came { step: now, next } = take(ctx, &begin, &step).await?;
             step = now;
@@ -85,20 +86,20 @@ impl AllocationRun {
         unreachable!("it goes on elsewhere")
     }
 
-    /// Wakes the run, because something may have changed for it.
+    /// Handles a wake-up: something that affects this run may have changed.
     #[signal]
     pub fn wake(&mut self, _ctx: &mut SyncWorkflowContext<Self>) {
         self.woken += 1;
     }
 }
 
-/// Returns the milliseconds since 1970, by the workflow's clock.
+/// Returns the workflow's time, in milliseconds since the Unix epoch.
 fn now_ms(ctx: &WorkflowContext<AllocationRun>) -> Option<u64> {
     let since = ctx.workflow_time()?.duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).ok()
 }
 
-/// Runs one step. Temporal shows it under the step's name.
+/// Runs one step as an activity, which Temporal shows under the step's name.
 async fn take(ctx: &WorkflowContext<AllocationRun>, begin: &Begin, step: &str) -> WorkflowResult<Came> {
     let timeout = Duration::from_millis(begin.step_timeout_ms);
     let retry = RetryPolicy::builder().initial_interval(FIRST_RETRY).maximum_interval(LAST_RETRY).build();
@@ -112,7 +113,8 @@ async fn take(ctx: &WorkflowContext<AllocationRun>, begin: &Begin, step: &str) -
         Some(AllocationStep::Release) => ctx.execute_activity(Steps::release, id, options).await,
         Some(AllocationStep::AwaitRelease) => ctx.execute_activity(Steps::await_release, id, options).await,
         Some(AllocationStep::Done) => return Ok(Came { step: step.to_owned(), next: When::Over }),
-        // A newer server created it. The run ends here, and is started again from the store until a server knows the step.
+        // A newer server wrote this step. This execution fails, and the run is started again from the store until a server that
+        // knows the step picks it up.
         None => return Err(ApplicationFailure::new(format!("this server does not know the step `{step}`")).into()),
     };
     Ok(came?)

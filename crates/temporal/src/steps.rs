@@ -1,4 +1,4 @@
-//! The activities: one per step, each of them one call of [`gpuaas_control::workflow::advance`].
+//! The activities: one per step, each a single call of [`gpuaas_control::workflow::advance`].
 
 use std::sync::Arc;
 
@@ -12,24 +12,23 @@ use temporalio_macros::activities;
 use temporalio_sdk::ApplicationFailure;
 use temporalio_sdk::activities::{ActivityContext, ActivityError};
 
-/// The result of a step.
+/// What an activity returns to the workflow.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Came {
-    /// The new step of the run.
+    /// The name of the step that the run is at now.
     pub(crate) step: String,
-    /// When to advance it again.
     pub(crate) next: When,
 }
 
-/// When to advance a run again.
+/// When to advance a run next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum When {
-    /// At once.
+    /// Immediately.
     Now,
-    /// At this time, or when it is woken.
+    /// At this time, or earlier if a wake-up arrives.
     At {
-        /// Milliseconds since 1970.
+        /// Milliseconds since the Unix epoch.
         unix_ms: u64,
     },
     /// Never: the run has ended.
@@ -47,10 +46,10 @@ impl From<Advanced> for Came {
     }
 }
 
-/// The steps of this server.
+/// The activities, with what they need from this server.
 pub(crate) struct Steps {
     control: Arc<Control>,
-    /// The runtime of the store's connections. The worker has its own thread.
+    /// The runtime that the store's connections belong to. The worker runs on a thread of its own, so steps are spawned here.
     runtime: tokio::runtime::Handle,
 }
 

@@ -1,8 +1,8 @@
-//! Workflow code is replayed from the history of runs: recorded ones, and a current one. A difference would break running
-//! workflows when a server is upgraded.
+//! Replays workflow code from the histories of recorded runs and of a current one. A difference between the code and a history
+//! would break running workflows when a server is upgraded.
 //!
-//! `UPDATE_HISTORIES=1` records the current run as a new fixture. Keep old ones as long as upgrades from servers with such runs
-//! are supported.
+//! `UPDATE_HISTORIES=1` records the current run as a new fixture. Keep each old fixture for as long as upgrades from the servers
+//! that produced it are supported.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 

@@ -1,4 +1,4 @@
-//! The Temporal server of the tests.
+//! Access to the Temporal server of the tests.
 
 #![allow(missing_docs, unreachable_pub, clippy::unwrap_used, reason = "shared by test programs")]
 
@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use gpuaas_temporal::{Temporal, TemporalConfig, Url};
 
-/// The variable with the URL of a Temporal server. `cargo xtask test` sets it.
+/// The environment variable with the URL of a Temporal server. `cargo xtask test` sets it.
 const URL_VARIABLE: &str = "GPUAAS_TEST_TEMPORAL_URL";
 
-/// Returns its URL, or prints that there is none.
+/// Returns the URL of the server. Reports the test as skipped if there is none.
 pub fn url() -> Option<Url> {
     let url = std::env::var(URL_VARIABLE).ok().filter(|url| !url.is_empty());
     if url.is_none() {
@@ -21,7 +21,7 @@ pub fn url() -> Option<Url> {
     url.map(|url| url.parse().unwrap())
 }
 
-/// Connects with a separate task queue.
+/// Connects with a task queue of its own, so that concurrent tests do not take each other's runs.
 pub async fn connect() -> Option<Arc<Temporal>> {
     static NUMBER: AtomicU32 = AtomicU32::new(1);
     let config = TemporalConfig {
