@@ -1,4 +1,5 @@
-//! The agent's configuration: every value is validated, wherever it comes from, and can be written again.
+//! Target `agent_config`: every value of the agent's configuration is validated, whatever its source, and survives being written
+//! back.
 
 use std::path::Path;
 use std::time::Duration;
@@ -7,7 +8,7 @@ use gpuaas_agent::config::{self, Config, ConfigError, Key, Loaded, Source};
 
 use crate::input::Input;
 
-/// Returns true if something was configured.
+/// Returns true if the input configures anything.
 pub fn agent_config(data: &[u8]) -> bool {
     let mut input = Input::new(data);
     let folder = tempfile::tempdir().expect("a temporary folder");
@@ -23,7 +24,7 @@ pub fn agent_config(data: &[u8]) -> bool {
     changed
 }
 
-/// Returns a variable of a key, or one with an arbitrary name.
+/// Returns an environment variable: that of a known key, or one with an arbitrary name.
 fn variable(input: &mut Input<'_>) -> (String, String) {
     let name = match input.byte() % 4 {
         0 => format!("{}{}", config::ENV_PREFIX, input.short_text()),
@@ -32,7 +33,7 @@ fn variable(input: &mut Input<'_>) -> (String, String) {
     (name, input.short_text())
 }
 
-/// Checks the loaded file. Returns whether the file configures anything.
+/// Checks the result of loading the file. Returns whether the file configures anything.
 fn check_loaded(path: &Path, text: &[u8], loaded: &Result<Loaded, ConfigError>) -> bool {
     let table: Option<toml::Table> = std::str::from_utf8(text).ok().and_then(|text| text.parse().ok());
     let loaded = match loaded {
@@ -57,7 +58,7 @@ fn check_loaded(path: &Path, text: &[u8], loaded: &Result<Loaded, ConfigError>) 
     !table.is_empty()
 }
 
-/// Checks that every value is within its limits and reads back as it is shown.
+/// Checks that every value is within its limits and that its displayed form parses to the same value.
 fn check_values(config: &Config) {
     let seconds = |duration: Duration, least, most| {
         assert!((Duration::from_secs(least)..=Duration::from_secs(most)).contains(&duration), "{duration:?}");
@@ -87,7 +88,7 @@ fn check_values(config: &Config) {
     assert_eq!(copy, *config);
 }
 
-/// Checks that variables override the file, in order, and are validated in the same way.
+/// Checks that environment variables override the file, in order, and that they are validated in the same way.
 fn check_variables(path: &Path, from_file: &Result<Loaded, ConfigError>, variables: &[(String, String)]) {
     let both = Config::load(path, true, variables.iter().cloned());
     let Ok(from_file) = from_file else {

@@ -1,7 +1,8 @@
-//! The agent's journal: it opens after any damage by the disk, keeps every record it can, and reports what it loses.
+//! Target `agent_journal`: the journal opens after any damage by the disk, keeps every record that it can, and reports what it
+//! loses.
 //!
-//! The real code writes a journal from the input; then it is damaged as the input says, opened, damaged again and opened again.
-//! What is known of the journal before the damage determines what must be known after it.
+//! The agent's own code writes a journal from the input. The journal is then damaged as the input specifies, opened, damaged
+//! again and opened again. The state before the damage determines what must still be known after it.
 
 use std::path::Path;
 
@@ -15,12 +16,12 @@ use serde_json::json;
 use crate::fixture::NOW;
 use crate::input::Input;
 
-/// Bytes before the first record.
+/// Size of the header, which precedes the first record.
 const HEADER: usize = 4096;
-/// Room for a reserved receipt and more. A smaller journal accepts only what needs no reservation.
+/// Large enough to reserve room for a receipt. A smaller journal accepts only records that need no reservation.
 const LARGE: u64 = 9 << 17;
 
-/// Returns true if the journal could be opened and was not empty.
+/// Returns true if the journal opened and was not empty.
 pub fn agent_journal(data: &[u8]) -> bool {
     let mut input = Input::new(data);
     let folder = tempfile::tempdir().expect("a temporary folder");
@@ -46,7 +47,8 @@ pub fn agent_journal(data: &[u8]) -> bool {
         assert_eq!((known.notices.as_slice(), known.damaged), ([].as_slice(), false), "nothing was damaged");
         assert_eq!(places_of(&path), places, "every record was read");
     }
-    // Opening has confirmed everything. The damage comes twice, because the second may hit what the first repair left.
+    // Opening has confirmed every record. The journal is damaged twice, because the second damage may hit what the first repair
+    // left.
     for round in 0..2 {
         if round > 0 && input.is_empty() {
             break;
@@ -66,11 +68,11 @@ pub fn agent_journal(data: &[u8]) -> bool {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Mode {
-    /// Records in an order in which the agent writes them.
+    /// Records in an order in which an agent may write them.
     Plausible,
-    /// Records in any order, with any numbers.
+    /// Records in any order, with arbitrary numbers.
     Any,
-    /// The input is the file.
+    /// The input is the content of the file.
     File,
 }
 
@@ -78,14 +80,14 @@ fn places_of(path: &Path) -> Vec<Place> {
     journal::records(path).expect("read").into_iter().map(|(place, _)| place).collect()
 }
 
-/// Returns the notices about damage, without those about the size.
+/// Returns the notices about damage, leaving out those about the journal's size.
 fn repairs(notices: &[String]) -> Vec<&String> {
     let about_size =
         |notice: &&String| ["now has", "is too small for", "could not be resized"].iter().any(|words| notice.contains(words));
     notices.iter().filter(|notice| !about_size(notice)).collect()
 }
 
-/// Inspects, opens, and opens again. Returns `None` if the journal was written by a newer agent.
+/// Inspects the journal, opens it, and opens it again. Returns `None` if a newer agent wrote it.
 fn open_twice(folder: &Path, wanted: u64) -> Option<Opened> {
     let path = folder.join("journal");
     let bytes = std::fs::read(&path).expect("read");
@@ -113,7 +115,7 @@ fn open_twice(folder: &Path, wanted: u64) -> Option<Opened> {
     Some(opened)
 }
 
-/// Checks what holds in every journal, whatever its history.
+/// Checks the invariants of any journal, whatever its history.
 fn check_counts(view: &View) {
     assert_eq!(view.in_flight, view.tasks.values().filter(|task| task.in_flight).count(), "room is promised to the wrong number");
     assert_eq!(view.unreported_count, view.unreported.len(), "receipts are counted and never sent");
@@ -124,7 +126,7 @@ fn check_counts(view: &View) {
     }
 }
 
-/// Compares the state with the one before the damage.
+/// Compares the state after the damage with the state before it.
 fn check_survival(before: &[u8], after: &[u8], known: &View, opened: &Opened, path: &Path) {
     let view = &opened.view;
     let scratch = path.with_file_name("scratch");
@@ -133,7 +135,7 @@ fn check_survival(before: &[u8], after: &[u8], known: &View, opened: &Opened, pa
         journal::records(&scratch).expect("read")
     };
     let (originals, readable) = (records_in(before), records_in(after));
-    // A record that was copied to another place is valid, and changes the meaning of the others.
+    // The damage copied a valid record to another place. It changes the meaning of the other records, so nothing can be compared.
     if readable.iter().any(|found| !originals.contains(found)) {
         return;
     }
@@ -172,7 +174,7 @@ fn check_survival(before: &[u8], after: &[u8], known: &View, opened: &Opened, pa
     }
 }
 
-/// Checks that everything that is confirmed now is there at the next start.
+/// Appends records, and checks that everything confirmed is there the next time the journal is opened.
 fn append(folder: &Path, capacity: u64, view: &View, input: &mut Input<'_>) {
     let task = |n: u8| TaskId::from_bytes([0xf0, n, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14]);
     let mut records = Vec::new();
@@ -213,7 +215,7 @@ fn task(n: u8) -> TaskId {
     TaskId::from_bytes([n; 16])
 }
 
-/// Returns records as an agent writes them: accepted, started, phases, finished, reported, for up to eight tasks at a time.
+/// Returns records as an agent writes them (accepted, started, phases, finished, reported), with up to eight tasks interleaved.
 fn plausible(input: &mut Input<'_>) -> Vec<Written> {
     #[derive(Clone, Copy, PartialEq, Eq)]
     enum State {
@@ -268,7 +270,7 @@ fn plausible(input: &mut Input<'_>) -> Vec<Written> {
     records
 }
 
-/// Returns any records in any order. A disk cannot produce these, but they must not cause a panic or a hang either.
+/// Returns arbitrary records in arbitrary order. No disk produces such a journal, but it must not cause a panic or a hang either.
 fn any(input: &mut Input<'_>) -> Vec<Written> {
     let mut records = Vec::new();
     for _ in 0..input.byte() % 16 {
@@ -300,7 +302,7 @@ fn any(input: &mut Input<'_>) -> Vec<Written> {
     records
 }
 
-/// Damages a file as a disk or a power cut may.
+/// Damages a file in ways that a disk or a power failure may.
 fn damage(path: &Path, input: &mut Input<'_>) {
     let mut bytes = std::fs::read(path).expect("read");
     let used = used(&bytes);
@@ -309,7 +311,7 @@ fn damage(path: &Path, input: &mut Input<'_>) {
         let kind = input.byte() % 10;
         let (place, length) = (usize::from(input.u16()), usize::from(input.u16()));
         let head = heads.get(place % heads.len().max(1)).copied().unwrap_or(HEADER);
-        // Mostly where the records are, and there mostly at their starts.
+        // Mostly within the records, and there mostly at the start of one.
         let at = match kind {
             0 => place % 32,
             1 | 2 => head + length % 24,
@@ -332,7 +334,7 @@ fn damage(path: &Path, input: &mut Input<'_>) {
                 bytes[at..at + new.len()].copy_from_slice(new);
             }
             7 => bytes.truncate(at),
-            // A wrong length that still fits: it leads to the start of another record.
+            // A wrong length that still leads to the start of a record, but of another one.
             8 => {
                 let to = heads.get(usize::from(input.byte()) % heads.len().max(1)).copied().unwrap_or(HEADER);
                 if let (Ok(length), Some(field)) = (u32::try_from(to.saturating_sub(head)), bytes.get_mut(head + 4..head + 8)) {
@@ -349,8 +351,8 @@ fn damage(path: &Path, input: &mut Input<'_>) {
     std::fs::write(path, bytes).expect("written");
 }
 
-/// Returns the first changed byte after the header. Compares whole blocks first: most of a file is zeros, and byte by byte is
-/// slow when every step is counted.
+/// Returns the offset of the first changed byte after the header. Compares whole blocks first: most of a file is zeros, and
+/// comparing byte by byte is slow under the fuzzer's instrumentation.
 fn first_change(before: &[u8], after: &[u8]) -> usize {
     let mut at = HEADER;
     while at < before.len() {
@@ -363,7 +365,7 @@ fn first_change(before: &[u8], after: &[u8]) -> usize {
     before.len()
 }
 
-/// Returns the end of the last byte that is not zero.
+/// Returns the offset just past the last nonzero byte.
 fn used(bytes: &[u8]) -> usize {
     let mut end = bytes.len();
     while end > 0 {
@@ -376,7 +378,7 @@ fn used(bytes: &[u8]) -> usize {
     0
 }
 
-/// Returns the starts of all records, and of whatever follows one, which may be a filler.
+/// Returns the offsets at which a record starts or ends. What follows a record may be filler.
 fn heads(path: &Path) -> Vec<usize> {
     let edges = places_of(path).into_iter().flat_map(|place| [place.offset, place.offset + place.length]);
     let mut heads: Vec<usize> = edges.map(|edge| usize::try_from(edge).expect("fits")).chain([HEADER]).collect();

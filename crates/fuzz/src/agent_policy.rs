@@ -1,4 +1,4 @@
-//! The host policy: it allows what its text lists, and any other text is not a policy.
+//! Target `agent_policy`: a host policy allows exactly what its text lists, and any other text is rejected.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,7 +7,7 @@ use gpuaas_contract::address::Network;
 use gpuaas_contract::slice::InterfaceName;
 use gpuaas_contract::task::TaskType;
 
-/// Returns true if the text is a policy that allows something.
+/// Returns true if the text is a policy that allows at least one task type.
 pub fn agent_policy(data: &[u8]) -> bool {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let path = folder.path().join("policy.toml");
@@ -29,20 +29,20 @@ pub fn agent_policy(data: &[u8]) -> bool {
     for kind in TaskType::ALL {
         assert_eq!(policy.check(kind).is_ok(), allowed.contains(&kind), "{kind}");
         assert_eq!(policy.concurrency(kind), limits.get(&kind).copied(), "{kind}");
-        // With an escape, the text can spell a name in other characters; without one, the name itself must be there.
+        // An escape sequence can spell a name without containing it. Without one, the name itself must be in the text.
         let text = String::from_utf8_lossy(data);
         assert!(!allowed.contains(&kind) || text.contains('\\') || text.contains(kind.as_str()), "{kind} is not in the text");
     }
-    // A text with an unknown key is not a policy.
+    // A text with an unknown key is rejected.
     let unknown = [b"not_a_key = 1\n", data].concat();
     assert!(matches!(load(&unknown), Err(PolicyError::Malformed { .. })));
-    // The active policy has noticed: it now allows nothing, whatever it allowed before.
+    // The policy in use has reloaded the file: it now allows nothing, whatever it allowed before.
     assert_eq!(policy.allowed(), []);
     assert!(TaskType::ALL.into_iter().all(|kind| policy.check(kind).is_err()));
     !allowed.is_empty()
 }
 
-/// Returns the meaning of the text, parsed without the agent, or `None` if it is not a policy.
+/// Returns what the text allows, parsed independently of the agent's code, or `None` if it is not a policy.
 fn meaning(text: &str) -> Option<(BTreeSet<TaskType>, BTreeMap<TaskType, u32>)> {
     let table: toml::Table = text.parse().ok()?;
     if table.keys().any(|key| !["allowed_tasks", "concurrency", "slices", "bare_metal"].contains(&key.as_str())) {

@@ -1,6 +1,7 @@
-//! A corpus as one file: every input preceded by its length. Thousands of small files would be most of the repository.
+//! A corpus in a single file, in which a length precedes every input. As thousands of small files, the corpora would be most of
+//! the repository.
 
-/// Returns the inputs of a corpus file.
+/// Returns the inputs of a corpus file, or `None` if the file is malformed.
 pub fn unpack(mut file: &[u8]) -> Option<Vec<Vec<u8>>> {
     let mut inputs = Vec::new();
     while !file.is_empty() {
@@ -12,7 +13,8 @@ pub fn unpack(mut file: &[u8]) -> Option<Vec<Vec<u8>>> {
     Some(inputs)
 }
 
-/// Returns a corpus file of these inputs, each once and in a fixed order, so that the diff of a changed corpus is small.
+/// Packs inputs into a corpus file. Duplicates are dropped and the order is fixed, which keeps the diff of a changed corpus
+/// small.
 pub fn pack(mut inputs: Vec<Vec<u8>>) -> Vec<u8> {
     inputs.sort_unstable();
     inputs.dedup();

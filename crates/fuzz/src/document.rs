@@ -1,30 +1,31 @@
-//! Signed documents built from an input, and what must hold when one is opened.
+//! Signed documents built from an input, and the properties that must hold when one is opened.
 //!
-//! The fuzzer cannot guess a signature. So the input says what is signed, by which key and as which type, and how the result is
-//! damaged afterwards; or the input is the whole document.
+//! The fuzzer cannot guess a signature. The input therefore specifies what is signed, with which key and as which type, and how
+//! the result is damaged afterwards; or the input is the whole document.
 
 use gpuaas_contract::dsse::{self, KeyLookup, OpenError};
 use gpuaas_contract::key::SigningKey;
 
 use crate::input::Input;
 
-/// A kind of signed documents.
+/// A type of signed document, and the keys to build one with.
 pub(crate) struct DocumentKind<'a, K> {
     pub(crate) payload_type: &'static str,
     pub(crate) limit: usize,
-    /// What the verifier trusts.
+    /// The keys that the verifier trusts.
     pub(crate) trusted: &'a K,
-    /// Every valid key behind `trusted`.
+    /// The signing keys of all keys in `trusted`.
     pub(crate) signers: &'a [&'a SigningKey],
-    /// Keys that exist and are not valid here.
+    /// Keys that exist but are not valid for this type of document.
     pub(crate) others: &'a [&'a SigningKey],
 }
 
-/// Number of ways in which [`DocumentKind::make`] builds a document.
+/// Number of ways in which [`DocumentKind::make`] can build a document.
 pub(crate) const WAYS: u8 = 6;
 
 impl<K: KeyLookup> DocumentKind<'_, K> {
-    /// Builds a document in this way (below [`WAYS`]) from the rest of the input, and checks that it opens only if it should.
+    /// Builds a document from the rest of the input in the given way (below [`WAYS`]), and checks that it opens only if it
+    /// should.
     pub(crate) fn make(&self, way: u8, input: &mut Input<'_>) -> Vec<u8> {
         let signer = self.signers[usize::from(input.byte()) % self.signers.len()];
         match way {
@@ -93,8 +94,8 @@ impl<K: KeyLookup> DocumentKind<'_, K> {
         document
     }
 
-    /// Opens a document. Whatever opens is, except for its formatting, the document that the signer creates from that payload:
-    /// our Ed25519 gives one signature per key and payload, so nothing else can have been signed.
+    /// Opens a document. Whatever opens must be, up to formatting, the document that the signer creates from that payload:
+    /// Ed25519 signatures are deterministic here, so each key and payload have exactly one.
     pub(crate) fn open(&self, document: &[u8]) -> Result<Vec<u8>, OpenError> {
         let payload = dsse::open(document, self.limit, self.payload_type, self.trusted)?;
         assert!(document.len() <= self.limit);

@@ -1,4 +1,4 @@
-//! Envelopes: only what the control plane signed for this node and this time becomes a task.
+//! Target `envelope`: only what the control plane signed for this node and for this time becomes a task.
 
 use gpuaas_contract::Digest;
 use gpuaas_contract::dsse;
@@ -37,7 +37,7 @@ fn expectation(highest_seen: Timestamp) -> Expectation<'static, VerifierSet> {
     Expectation { keys: &*SET, cluster_id: CLUSTER, node_id: NODE, node_epoch: EPOCH, now: NOW, highest_seen }
 }
 
-/// Verifies an envelope, and checks the result in either case.
+/// Verifies an envelope, and checks the outcome whether it is accepted or refused.
 fn check(document: &[u8], expect: &Expectation<'_, VerifierSet>) -> bool {
     match verify(document, expect) {
         Ok(verified) => {
@@ -60,13 +60,13 @@ fn check_taken(document: &[u8], expect: &Expectation<'_, VerifierSet>, verified:
     assert_eq!(time_refusal(payload, expect.now, expect.highest_seen), None, "taken at the wrong time");
     assert_eq!(Task::parse(verified.task().task_type(), verified.task().params_json().get()).as_ref(), Ok(verified.task()));
 
-    // Signing the parsed payload gives the same task again, and from then on the same bytes.
+    // Signing the parsed payload again yields the same task, and from then on the same bytes.
     let again = payload.sign(&KEYS.active);
     let reread = verify(&again.envelope, expect).expect("what was taken is taken again");
     assert_eq!((reread.task(), reread.digest()), (verified.task(), &again.digest));
     assert_eq!(reread.payload().sign(&KEYS.active), again);
 
-    // The same envelope is not valid anywhere else, or later.
+    // The same envelope is refused on any other node or cluster, and at a later time.
     let refusals = [
         (Expectation { cluster_id: ClusterId::from_bytes([9; 16]), ..*expect }, RefusalCode::ClusterMismatch),
         (Expectation { node_id: NodeId::from_bytes([9; 16]), ..*expect }, RefusalCode::NodeMismatch),
@@ -108,13 +108,13 @@ fn check_refused(document: &[u8], refusal: &Refusal) {
     assert_eq!(answerable.digest, Digest::of(&bytes));
 }
 
-/// Implements the time rules a second time, with numbers that cannot overflow.
+/// An independent implementation of the time rules, with integers that cannot overflow.
 fn time_refusal(payload: &Payload, now: Timestamp, highest_seen: Timestamp) -> Option<RefusalCode> {
     let wide = |at: Timestamp| i128::from(at.0);
     let micros = |duration: std::time::Duration| i128::try_from(duration.as_micros()).expect("short");
     let now = wide(now).max(wide(highest_seen));
     let (issued, start_by, deadline) = (wide(payload.issued_at), wide(payload.start_by), wide(payload.deadline));
-    // The end of time itself counts as reached, however far beyond it the sum would be.
+    // Sums saturate at the largest timestamp.
     let sum = |at: i128, by| (at + micros(by)).min(i64::MAX.into());
     if start_by < issued || start_by > sum(issued, MAX_START_WINDOW) || deadline < start_by || deadline > sum(start_by, MAX_RUN) {
         Some(RefusalCode::WindowInvalid)
@@ -127,11 +127,11 @@ fn time_refusal(payload: &Payload, now: Timestamp, highest_seen: Timestamp) -> O
     }
 }
 
-/// Builds an envelope whose fields are all chosen, so that the result is known.
+/// Builds an envelope from chosen fields, so that the expected result is known.
 fn structured(input: &mut Input<'_>) -> bool {
     let flags = input.byte();
     let wrong = |bit: u8| flags & (1 << bit) != 0;
-    // Mostly near the limits, sometimes anywhere.
+    // Mostly near the limits, sometimes far from them.
     let mut time = |base: i64| {
         let scale = input.choose([1, 1_000, 1_000_000, 60_000_000, 1 << 32]);
         Timestamp(base.saturating_add(i64::from(input.i32()).saturating_mul(scale)))

@@ -1,4 +1,5 @@
-//! The cluster, the node and the keys of all targets: those of the golden vectors, so that the vectors are good seeds.
+//! The cluster, the node and the keys that all targets use. They are those of the golden vectors, so that the vectors make good
+//! seeds.
 
 use std::sync::LazyLock;
 
@@ -13,14 +14,14 @@ pub(crate) const TASK: TaskId = TaskId::from_bytes(id(0x21));
 pub(crate) const INSTANCE: AgentInstanceId = AgentInstanceId::from_bytes(id(0x31));
 pub(crate) const EPOCH: u64 = 3;
 pub(crate) const NOW: Timestamp = Timestamp(1_767_225_600_000_000);
-/// The latest authenticated time before [`NOW`].
+/// The latest authenticated time that the node has seen, one minute before [`NOW`].
 pub(crate) const HIGHEST_SEEN: Timestamp = Timestamp(1_767_225_540_000_000);
 
 const fn id(last: u8) -> [u8; 16] {
     [0x01, 0x9b, 0x76, 0xda, 0xa8, 0x00, 0x70, 0x00, 0x80, 0, 0, 0, 0, 0, 0, last]
 }
 
-/// All keys, by their holder.
+/// The signing keys, by holder.
 pub(crate) struct Keys {
     pub(crate) root: SigningKey,
     pub(crate) staged: SigningKey,
@@ -46,7 +47,7 @@ pub(crate) static KEYS: LazyLock<Keys> = LazyLock::new(|| {
     }
 });
 
-/// The current verifier set: one key in each state.
+/// The verifier set in force, with one key in each state.
 pub(crate) static SET: LazyLock<VerifierSet> = LazyLock::new(|| {
     let entry = |key: &SigningKey, state| {
         let public_key = key.verifying_key();

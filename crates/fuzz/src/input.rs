@@ -1,6 +1,6 @@
-//! Parses the bytes from the fuzzer. After their end there are only zeros, so every input is valid.
+//! Reads values from the fuzzer's bytes. Past the end it reads zeros, so every input is valid.
 
-/// The rest of an input.
+/// The unread rest of an input.
 pub(crate) struct Input<'a>(&'a [u8]);
 
 impl<'a> Input<'a> {
@@ -8,7 +8,7 @@ impl<'a> Input<'a> {
         Self(data)
     }
 
-    /// Returns up to `count` bytes.
+    /// Takes up to `count` bytes; fewer at the end of the input.
     pub(crate) fn take(&mut self, count: usize) -> &'a [u8] {
         let (taken, rest) = self.0.split_at(count.min(self.0.len()));
         self.0 = rest;
@@ -38,23 +38,23 @@ impl<'a> Input<'a> {
         u64::from_le_bytes(self.array())
     }
 
-    /// Returns one of the choices.
+    /// Lets one byte of the input pick one of the choices.
     pub(crate) fn choose<T: Copy, const N: usize>(&mut self, choices: [T; N]) -> T {
         choices[usize::from(self.byte()) % N]
     }
 
-    /// Reads a length of one byte, and returns that many bytes.
+    /// Reads a length of one byte, and then that many bytes.
     pub(crate) fn short(&mut self) -> &'a [u8] {
         let length = usize::from(self.byte());
         self.take(length)
     }
 
-    /// Like [`Self::short`], as text. Invalid bytes are replaced.
+    /// Like [`Self::short`], but returns text. Invalid UTF-8 is replaced.
     pub(crate) fn short_text(&mut self) -> String {
         String::from_utf8_lossy(self.short()).into_owned()
     }
 
-    /// Returns the rest of the input.
+    /// Takes the rest of the input.
     pub(crate) fn rest(&mut self) -> &'a [u8] {
         std::mem::take(&mut self.0)
     }

@@ -1,8 +1,8 @@
-//! The bodies of the fuzz targets: what must hold for any bytes.
+//! The bodies of the fuzz targets: the properties that must hold for arbitrary bytes.
 //!
-//! Each function takes one input, panics if a promise is broken, and returns whether the input passed the checks, so that a test
-//! can tell whether a corpus reaches the code behind them. `fuzz/` has the shims for libFuzzer; an ordinary test of this crate
-//! replays the corpora in it. `cargo xtask fuzz` runs the fuzzer.
+//! Each function takes one input, panics if a property is violated, and returns whether the code under test accepted the input. A
+//! test uses the result to tell whether a corpus reaches the code behind the first checks. `fuzz/` has the shims for libFuzzer,
+//! and an ordinary test of this crate replays the corpora in it. `cargo xtask fuzz` runs the fuzzer.
 
 mod agent_config;
 mod agent_journal;
@@ -30,10 +30,10 @@ pub use seeds::seeds;
 pub use task::{task_output, task_params};
 pub use verifier_set::verifier_set;
 
-/// A target: its name, which is also that of its shim and its folders, and its body.
+/// A target: its name, which its shim and its folders share, and its body.
 pub type Target = (&'static str, fn(&[u8]) -> bool);
 
-/// All targets.
+/// All targets, by name.
 pub const TARGETS: [Target; 10] = [
     ("agent_config", agent_config),
     ("agent_journal", agent_journal),

@@ -1,4 +1,4 @@
-//! Link messages in both formats: protobuf on the stream, JSON over long-poll.
+//! Target `link_messages`: link messages in both formats, protobuf on the stream and JSON over long-poll.
 
 use std::fmt::Debug;
 
@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 
 use crate::input::Input;
 
-/// Returns true if the bytes are a message that is not empty.
+/// Returns true if the bytes decode to a message that is not empty.
 pub fn link_messages(data: &[u8]) -> bool {
     let mut input = Input::new(data);
     match input.byte() % 2 {
@@ -23,7 +23,7 @@ fn check<M: Message + Default + PartialEq + Debug + Serialize + DeserializeOwned
     let encoded = message.encode_to_vec();
     assert_eq!(encoded.len(), message.encoded_len());
     assert_eq!(M::decode(encoded.as_slice()).as_ref(), Ok(&message), "written and read again it is another message");
-    // Both transports carry the same content, and what fits one of them fits the other.
+    // Both transports carry the same content: a message that one can carry, the other can too.
     let json = serde_json::to_vec(&message).expect("a message serializes");
     let from_json: M = serde_json::from_slice(&json).expect("a message reads back");
     assert_eq!(from_json, message, "the two spellings differ");

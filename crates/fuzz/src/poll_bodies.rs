@@ -1,4 +1,4 @@
-//! Bodies of the long-poll transport and of enrollment, as the receiving side parses them.
+//! Target `poll_bodies`: the bodies of the long-poll transport and of enrollment, as the receiving side parses them.
 
 use gpuaas_contract::dsse;
 use gpuaas_contract::link::{
@@ -15,7 +15,7 @@ use serde::de::DeserializeOwned;
 use crate::fixture::KEYS;
 use crate::input::Input;
 
-/// Parses the body that the first byte selects. Returns true if it was valid.
+/// Parses the body as the type that the first byte selects. Returns true if it is valid.
 pub fn poll_bodies(data: &[u8]) -> bool {
     let mut input = Input::new(data);
     let which = input.byte() % 20;
@@ -59,7 +59,7 @@ pub fn poll_bodies(data: &[u8]) -> bool {
     }
 }
 
-/// Parses a body. Written and parsed again, it must be the same.
+/// Parses a body, and checks that it survives being serialized and parsed again.
 fn read<T: DeserializeOwned + Serialize>(body: &[u8]) -> Option<T> {
     let value: T = serde_json::from_slice(body).ok()?;
     let json = serde_json::to_vec(&value).expect("a document serializes");
@@ -80,7 +80,7 @@ fn applicant(applicant: &Applicant) -> bool {
     request(&applicant.csr_pem)
 }
 
-/// Checks a certificate request. It comes from strangers, and more than a JSON parser reads it.
+/// Checks a certificate request. It comes from unauthenticated hosts, and passes through more parsers than the one for JSON.
 fn request(csr_pem: &str) -> bool {
     let Ok(key) = Ca::request_key_digest(csr_pem) else { return false };
     assert_eq!(Ca::request_key_digest(csr_pem).ok(), Some(key), "the key of a request is always the same");

@@ -1,4 +1,4 @@
-//! Receipts: only what its node signed about exactly that envelope ends a task.
+//! Target `receipt`: a task ends only with a receipt that its node signed, for exactly the envelope that was sent.
 
 use std::sync::LazyLock;
 
@@ -20,7 +20,7 @@ use crate::input::Input;
 
 static KEY: LazyLock<VerifyingKey> = LazyLock::new(|| KEYS.node.verifying_key());
 
-/// The envelope of the golden vectors, and one that was signed before it.
+/// Digests of the golden vectors' envelope, and of one that was signed before it.
 static ENVELOPES: LazyLock<[Digest; 2]> = LazyLock::new(|| {
     let golden = "sha256:0c53106eec7a3e906b7b708364bb5195b9496aedb6cedf101dcdacd5e30f1672".to_owned();
     [Digest::of(b"an earlier envelope"), Digest::try_from(golden).expect("a digest")]
@@ -39,7 +39,7 @@ pub(crate) fn expectation(task_type: TaskType) -> Expectation<'static> {
     }
 }
 
-/// Returns a receipt that is accepted, whatever its output.
+/// Returns a receipt that is accepted if its output is valid for the task type.
 pub(crate) fn success(task_type: TaskType, output: Box<serde_json::value::RawValue>) -> Payload {
     Payload {
         cluster_id: CLUSTER,
@@ -64,7 +64,7 @@ pub(crate) fn success(task_type: TaskType, output: Box<serde_json::value::RawVal
     }
 }
 
-/// Returns a cleanup proof that proves nothing.
+/// Returns a cleanup proof that covers no devices.
 fn proof() -> Box<serde_json::value::RawValue> {
     let proof = CleanupProof::nothing(AllocationId::from_bytes([7; 16]), 1, &[]);
     serde_json::value::to_raw_value(&proof).expect("a proof serializes")
@@ -111,14 +111,14 @@ fn check_believed(document: &[u8], expect: &Expectation<'_>, verified: &Verified
     assert!(ENVELOPES.contains(&reported.task_digest));
     assert_eq!(contradiction(reported), None, "believed: {reported:?}");
 
-    // Signing the parsed payload gives the same receipt again, and from then on the same bytes.
+    // Signing the parsed payload again yields the same receipt, and from then on the same bytes.
     let again = reported.sign(&KEYS.node);
     match verify(&again.receipt, expect) {
         Ok(reread) => {
             assert_eq!(*reread.digest(), again.digest);
             assert_eq!(reread.payload().sign(&KEYS.node), again);
         }
-        // Numbers and texts may have a longer spelling than the node's.
+        // Our encoding of numbers and strings may be longer than the node's.
         Err(ReceiptError::Open(dsse::OpenError::Oversized { size, limit })) => assert!(size > limit),
         Err(disbelief) => panic!("what was believed is not believed again: {disbelief}"),
     }
@@ -141,7 +141,7 @@ fn check_believed(document: &[u8], expect: &Expectation<'_>, verified: &Verified
     }
 }
 
-/// Implements the rules of a receipt a second time.
+/// An independent implementation of the consistency rules of a receipt.
 fn contradiction(reported: &Payload) -> Option<&'static str> {
     let succeeded = reported.outcome == Outcome::Succeeded;
     let output_fits = match (&reported.output, TaskType::parse(&reported.task_type)) {
@@ -150,7 +150,7 @@ fn contradiction(reported: &Payload) -> Option<&'static str> {
         (None, _) => true,
     };
     let kind = TaskType::parse(&reported.task_type);
-    // A null is the same as an absent value.
+    // A null counts as an absent value.
     let proof_fits = match reported.cleanup_proof.as_ref().filter(|proof| proof.get() != "null") {
         Some(proof) => {
             kind.is_some_and(TaskType::may_prove_cleanup)
@@ -177,7 +177,7 @@ fn contradiction(reported: &Payload) -> Option<&'static str> {
     rules.into_iter().find(|(holds, _)| !holds).map(|(_, rule)| rule)
 }
 
-/// Builds a receipt whose fields are all chosen, so that the result is known.
+/// Builds a receipt from chosen fields, so that the expected result is known.
 fn structured(input: &mut Input<'_>, task_type: TaskType) -> bool {
     let names = ["", "ok", "failed", "boot", "a name of exactly sixty-four bytes, which is the longest there is"];
     let long = "x".repeat(MAX_NAME + 1);

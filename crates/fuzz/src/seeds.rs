@@ -1,4 +1,4 @@
-//! The seeds of the fuzzer: the golden vectors, the examples of the documents, and journals written by the real code.
+//! Seeds for the fuzzer: the golden vectors, the examples in the documents, and journals written by the agent's code.
 
 use gpuaas_agent::config::Key;
 use gpuaas_agent::policy;
@@ -15,14 +15,14 @@ use serde_json::{Value, json};
 
 use crate::fixture::{CLUSTER, EPOCH, INSTANCE, KEYS, NODE, NOW, SET, TASK};
 
-/// Longest seed. A longer one teaches the fuzzer nothing more.
+/// Longest seed, in bytes. Longer ones do not reach more code.
 const LONGEST: usize = 8 * 1024;
 
 const ENVELOPES: &str = include_str!("../../contract/testdata/envelope.json");
 const RECEIPTS: &str = include_str!("../../contract/testdata/receipt.json");
 const VERIFIER_SETS: &str = include_str!("../../contract/testdata/verifier_set.json");
 
-/// Returns the seeds of a target, or none if there is no such target.
+/// Returns the seeds of a target; none if there is no such target.
 pub fn seeds(target: &str) -> Vec<Vec<u8>> {
     let mut seeds = match target {
         "agent_config" => configs(),
@@ -61,7 +61,8 @@ pub fn seeds(target: &str) -> Vec<Vec<u8>> {
     seeds
 }
 
-/// Returns every document of a file of vectors, and every payload to be signed. `middle` follows the byte for the way.
+/// Returns seeds from a file of vectors: its documents, and its payloads to be signed. `middle` follows the byte that selects the
+/// way.
 fn documents(vectors: &str, middle: &[u8]) -> Vec<Vec<u8>> {
     let vectors: Value = serde_json::from_str(vectors).expect("the vectors are JSON");
     let mut seeds = Vec::new();
@@ -75,7 +76,7 @@ fn documents(vectors: &str, middle: &[u8]) -> Vec<Vec<u8>> {
         }
     }
     let plain = vectors["accepted"][0]["payload"].as_str().expect("a plain case").as_bytes();
-    // Signed by an invalid key, as another type, edited, and with trailing spaces.
+    // Signed by an invalid key, signed as another type, edited, and with trailing spaces.
     seeds.push([&[2], middle, &[0, 1], plain].concat());
     seeds.push([&[3], middle, &[0, 4], b"type".as_slice(), plain].concat());
     seeds.push([&[4], middle, &[0, 0, 9, 0, 1], plain].concat());
@@ -88,14 +89,14 @@ fn kind_bytes() -> impl Iterator<Item = (u8, TaskType)> {
     (0..).zip(TaskType::ALL)
 }
 
-/// Returns parameters of every kind after the byte of the kind, valid and invalid ones.
+/// Returns valid and invalid parameters of every task type, each after the byte that selects the type.
 fn all_params() -> Vec<Vec<u8>> {
     let texts = |kind: TaskType| kind.examples().params.iter().chain(kind.examples().refused_params);
     kind_bytes().flat_map(|(byte, kind)| texts(kind).map(move |text| [&[byte], text.as_bytes()].concat())).collect()
 }
 
-/// Returns an envelope built from fields, with parameters after the byte of their kind: signed a second ago, to start within a
-/// minute and to end within an hour.
+/// Returns an envelope built from fields, around parameters that follow the byte of their type: signed one second ago, to start
+/// within a minute and end within an hour.
 fn structured_envelope(params: &[u8]) -> Vec<u8> {
     let mut seed = vec![6, 0];
     for (scale, value) in [(2, -1_i32), (2, 60), (3, 60), (2, 0)] {
@@ -106,16 +107,16 @@ fn structured_envelope(params: &[u8]) -> Vec<u8> {
     seed
 }
 
-/// Returns outputs of every kind with the byte of the kind.
+/// Returns valid and invalid outputs of every task type, each with the byte that selects the type.
 fn all_outputs() -> Vec<(u8, String)> {
     let texts = |kind: TaskType| kind.examples().outputs.iter().chain(kind.examples().refused_outputs);
     kind_bytes().flat_map(|(byte, kind)| texts(kind).map(move |text| (byte, (*text).to_owned()))).collect()
 }
 
-/// Returns journals built from steps, with and without damage, and one as the real code writes it.
+/// Returns journals built from steps, with and without damage, and one as the agent writes it.
 fn journals() -> Vec<Vec<u8>> {
-    // A task from its acceptance to its report, one that is started, one that is accepted. A step of a plausible journal is the
-    // task and eight times what happens to it, the age of the task, and the blob if there is one.
+    // Three tasks: one from acceptance to report, one that is started, one that is accepted. A step is the task's number plus
+    // eight times what happens to it, then the age of the task, then the blob if there is one.
     let steps = [
         &[48, 0][..],
         &[8, 1, 3, 1, 2, 3],
@@ -132,7 +133,8 @@ fn journals() -> Vec<Vec<u8>> {
     let count = u8::try_from(steps.len()).unwrap_or(u8::MAX);
     let good = [&[0, 0, 0, 0, count], steps.concat().as_slice()].concat();
     let mut seeds = vec![good.clone()];
-    // A flipped bit at the start of a record and in the middle of one, a hole, a cut, a wrong length, and one after the other.
+    // A flipped bit at the start of a record, one in the middle, a hole, a truncation, a wrong length, and several of them in
+    // turn.
     for damage in [
         &[1, 1, 2, 0, 9, 0, 16][..],
         &[1, 3, 40, 0, 0, 0, 16],
@@ -144,11 +146,11 @@ fn journals() -> Vec<Vec<u8>> {
     ] {
         seeds.push([good.as_slice(), damage].concat());
     }
-    // The same in larger files, resized, and with a record that is not confirmed yet.
+    // The same in larger files, resized, and with a record that is not yet confirmed.
     for head in [[0, 13, 0, 0], [0, 0, 5, 0], [0, 6, 0, 13]] {
         seeds.push([&head, &good[4..]].concat());
     }
-    // Any records: one of each kind, numbered from one.
+    // Arbitrary records: one of each kind, numbered from one.
     let any: Vec<u8> = (0..11).flat_map(|kind| [kind, kind % 3, 1, 0, 0, 0, 0, 0, 0, 0, 2, kind + 1, 1, 0]).collect();
     seeds.push([&[2, 5, 0, 0, 11], any.as_slice(), &[1, 0, 0, 0, 0, 0, 0, 0]].concat());
     seeds.push([&[2, 5, 0, 0, 11], any.as_slice(), &[0xf8, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff]].concat());
@@ -170,7 +172,7 @@ fn file_of_the_real_journal() -> Vec<u8> {
     bytes
 }
 
-/// Returns configuration files with every key, with and without variables and a value to set.
+/// Returns configuration files with every key, with and without environment variables and a value to set.
 fn configs() -> Vec<Vec<u8>> {
     let full = r#"# every key
 server = ["control.example.com:7443", "https://other.example.com", "[::1]:9"]
@@ -189,7 +191,7 @@ journal_bytes = 67108864
 log_level = "info"
 simulate = "none"
 "#;
-    // No variables, and `max_tasks = 9` to set.
+    // No variables, and `max_tasks = 9` as the value to set.
     let plain = [0, 10, 1, b'9'];
     let mut seeds = vec![[&plain, full.as_bytes()].concat(), plain.to_vec()];
     for bad in
@@ -242,7 +244,7 @@ fn policies() -> Vec<Vec<u8>> {
     texts.iter().map(|text| text.as_bytes().to_vec()).collect()
 }
 
-/// Returns one message of every kind from a node.
+/// Returns one message of every kind that a node sends.
 fn from_node_messages() -> Vec<FromNode> {
     let task_id = TASK.to_string();
     let hello = Hello {
@@ -286,7 +288,7 @@ fn from_node_messages() -> Vec<FromNode> {
     messages.map(FromNode::from).into()
 }
 
-/// Returns one message of every kind to a node.
+/// Returns one message of every kind that a node receives.
 fn to_node_messages() -> Vec<ToNode> {
     let task_id = TASK.to_string();
     let set = VerifierSet { version: 7, document: SET.document().sign(&KEYS.root) };
@@ -324,7 +326,7 @@ fn messages() -> Vec<Vec<u8>> {
 const FACTS: &str =
     r#"{"hostname":"h","gpus":[{"pci_address":"0000:17:00.0","numa_node":-1}],"disks":[{"size_bytes":1}],"networks":[{}]}"#;
 const METRICS: &str = r#"{"at":1767225600000000,"cpu_percent":5,"gpus":[{"pci_address":"0000:17:00.0","power_milliwatts":1}]}"#;
-/// A certificate request with a discarded key.
+/// A certificate request. Its private key was discarded.
 const REQUEST: &str = "-----BEGIN CERTIFICATE REQUEST-----
 MIHRMHgCAQAwFjEUMBIGA1UEAwwLZ3B1YWFzIG5vZGUwWTATBgcqhkjOPQIBBggq
 hkjOPQMBBwNCAAQU3ees2Thxj8pRnIv5oizzat3hPkkzoF9VlcYOdoKWcaxHNMJB
@@ -338,7 +340,7 @@ fn value(message: &impl serde::Serialize) -> Value {
     serde_json::to_value(message).expect("a message serializes")
 }
 
-/// Returns one body of every kind after its number.
+/// Returns one body of every kind, each after the byte that selects it.
 fn bodies() -> Vec<Vec<u8>> {
     let facts: Value = serde_json::from_str(FACTS).expect("JSON");
     let applicant = json!({

@@ -1,4 +1,4 @@
-//! Parameters and outputs of every kind of task.
+//! Targets `task_params` and `task_output`: parameters and outputs of every task type.
 
 use gpuaas_contract::guest::GuestSpec;
 use gpuaas_contract::receipt::{self, ReceiptError};
@@ -12,7 +12,7 @@ use crate::fixture::KEYS;
 use crate::input::Input;
 use crate::receipt::{expectation, success};
 
-/// Parses parameters whose kind is the first byte. Returns true if they were accepted.
+/// Parses parameters, whose task type the first byte selects. Returns true if they are accepted.
 pub fn task_params(data: &[u8]) -> bool {
     let mut input = Input::new(data);
     let kind = input.choose(TaskType::ALL);
@@ -32,7 +32,7 @@ pub fn task_params(data: &[u8]) -> bool {
     assert_eq!(Task::parse(kind, json.get()).map(|again| again.params_json().get().to_owned()), Ok(json.get().to_owned()));
     assert!(json.get().len() < envelope::MAX_BYTES / 2, "the largest parameters must fit into an envelope");
 
-    // No field can be added to those of a kind.
+    // Unknown fields are refused.
     let mut fields: serde_json::Map<String, serde_json::Value> =
         serde_json::from_str(json.get()).expect("parameters are an object");
     fields.insert("not_a_field".to_owned(), 1.into());
@@ -41,10 +41,11 @@ pub fn task_params(data: &[u8]) -> bool {
     true
 }
 
-/// Parameters that may be any printable text; all others mean nothing to XML, YAML, a shell or a terminal.
+/// Parameters that may contain any printable text. All others are free of characters that are special in XML, YAML, a shell or a
+/// terminal.
 const FREE_TEXT: [(TaskType, &str); 2] = [(TaskType::DiagPing, "message"), (TaskType::PackageList, "name_contains")];
 
-/// What holds for the parameters of every kind, and more for some.
+/// Checks limits that hold for the parameters of every task type, and further ones for some types.
 fn within_limits(task: &Task) {
     let kind = task.task_type();
     let params: Value = serde_json::from_str(task.params_json().get()).expect("parameters are JSON");
@@ -91,7 +92,7 @@ fn within_limits(task: &Task) {
     }
 }
 
-/// Nothing but the kind of a key and its bytes.
+/// Checks that each key consists of nothing but its type and its bytes.
 fn plain_keys(keys: &[SshPublicKey]) {
     for key in keys {
         assert_eq!(key.as_str().split(' ').count(), 2, "{key}");
@@ -107,7 +108,7 @@ fn all_harmless(value: &Value) {
     }
 }
 
-/// Whether the value keeps to what its published schema says of types, names, sizes and ranges.
+/// Checks a value against its published schema: types, names, sizes and ranges.
 fn fits(schema: &Value, definitions: &Value, value: &Value) {
     if let Some(name) = schema["$ref"].as_str().and_then(|reference| reference.strip_prefix("#/$defs/")) {
         return fits(&definitions[name], definitions, value);
@@ -116,7 +117,7 @@ fn fits(schema: &Value, definitions: &Value, value: &Value) {
         return;
     }
     for choice in ["anyOf", "oneOf"].iter().filter_map(|key| schema[*key].as_array()).flatten() {
-        // Of an option: what is not null is the other choice.
+        // An optional value: if it is not null, it must match the other choice.
         if choice["type"] != "null" && choice.get("const").is_none() {
             fits(choice, definitions, value);
         }
@@ -165,19 +166,19 @@ fn slots_within_limits(slots: &[LeasedSlot]) {
     }
 }
 
-/// Checks that a text has no characters with a meaning in XML, YAML, a shell or a terminal.
+/// Checks that a text has no characters that are special in XML, YAML, a shell or a terminal.
 fn harmless(text: &str) {
     let bad = |c: char| c.is_control() || matches!(c, '<' | '>' | '"' | '\'' | '\\' | '`' | '\n');
     assert!(!text.is_empty() && !text.starts_with('-') && !text.contains(bad) && text.is_ascii(), "{text:?}");
 }
 
-/// Parses an output whose kind is the first byte. Returns true if it was accepted.
+/// Parses an output, whose task type the first byte selects. Returns true if it is accepted.
 pub fn task_output(data: &[u8]) -> bool {
     let mut input = Input::new(data);
     let kind = input.choose(TaskType::ALL);
     let Ok(text) = std::str::from_utf8(input.rest()) else { return false };
     let Ok(output) = Output::parse(kind, text) else {
-        // Not even when a node signs it.
+        // The control plane refuses an invalid output even if the node signed it.
         if let Ok(raw) = serde_json::from_str::<Box<RawValue>>(text) {
             let signed = success(kind, raw).sign(&KEYS.node).receipt;
             let disbelief = receipt::verify(&signed, &expectation(kind)).expect_err("believed");
@@ -191,7 +192,7 @@ pub fn task_output(data: &[u8]) -> bool {
     assert_eq!(again, output);
     assert_eq!(serde_json::to_string(&again).expect("an output serializes"), json);
 
-    // The control plane accepts it in a receipt, byte for byte as the node wrote it.
+    // The control plane accepts a valid output in a receipt, byte for byte as the node wrote it.
     let raw: Box<RawValue> = serde_json::from_str(text).expect("it was parsed");
     let signed = success(kind, raw.clone()).sign(&KEYS.node).receipt;
     let verified = receipt::verify(&signed, &expectation(kind)).expect("a good output is believed");

@@ -1,4 +1,5 @@
-//! Verifier sets: only what the root key signed for this cluster determines the valid keys, and it never goes back.
+//! Target `verifier_set`: only a set that the root key signed for this cluster takes effect, and never an older one than the
+//! current.
 
 use gpuaas_contract::dsse::KeyLookup as _;
 use gpuaas_contract::id::ClusterId;
@@ -57,7 +58,7 @@ fn check_taken(document: &[u8], root: &VerifyingKey, set: &VerifierSet) {
     }
     assert!(set.find(&KeyId::from("key_of_nobody".to_owned())).is_err());
 
-    // Signing the parsed payload gives the same set again, and from then on the same bytes.
+    // Signing the parsed payload again yields the same set, and from then on the same bytes.
     let again = reported.sign(&KEYS.root);
     assert_eq!(VerifierSet::open(&again, root, CLUSTER).as_ref(), Ok(set));
     let other = VerifierSet::open(document, root, ClusterId::from_bytes([9; 16]));
@@ -65,7 +66,7 @@ fn check_taken(document: &[u8], root: &VerifyingKey, set: &VerifierSet) {
     let stranger = KEYS.stranger.verifying_key();
     assert!(matches!(VerifierSet::open(document, &stranger, CLUSTER), Err(SetError::Open(_))));
 
-    // The current set is only replaced by a newer one.
+    // Only a newer set replaces the current one.
     assert_eq!(set.clone().succeed(set.clone()).as_ref(), Ok(set));
     for (held, offered) in [(&*SET, set), (set, &*SET)] {
         let next = held.clone().succeed(offered.clone());
@@ -77,13 +78,13 @@ fn check_taken(document: &[u8], root: &VerifyingKey, set: &VerifierSet) {
     }
 }
 
-/// Builds a set whose fields are all chosen, so that the result is known.
+/// Builds a set from chosen fields, so that the expected result is known.
 fn structured(input: &mut Input<'_>, root: &VerifyingKey) -> bool {
     let flags = input.byte();
     let mut keys = Vec::new();
     let count = usize::from(input.byte()) % (MAX_KEYS + 2);
     for _ in 0..count {
-        // From few seeds, so that some keys occur twice.
+        // There are few possible seeds, so that some keys occur twice.
         let public_key = SigningKey::from_seed(&[input.byte(); 32]).verifying_key();
         keys.push(Entry { key_id: public_key.id(), public_key, state: input.choose(STATES) });
     }

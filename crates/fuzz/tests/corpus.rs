@@ -1,4 +1,4 @@
-//! Replays the corpora of the fuzz targets with the ordinary compiler in every test run.
+//! Replays the corpora of the fuzz targets with the stable compiler in every test run.
 
 use std::path::{Path, PathBuf};
 
@@ -6,12 +6,12 @@ use gpuaas_fuzz::corpus::unpack;
 use gpuaas_fuzz::{TARGETS, Target, seeds};
 
 fn fuzz_folder() -> PathBuf {
-    // Cargo names the current location; the path from build time may be another copy of the repository.
+    // Cargo sets this to the current location; the path compiled in at build time may be another copy of the repository.
     let here = std::env::var_os("CARGO_MANIFEST_DIR").expect("run this test with cargo");
     Path::new(&here).join("../../fuzz")
 }
 
-/// Returns the files of a folder, or none if there is no such folder.
+/// Returns the files of a folder; none if the folder does not exist.
 fn files(folder: &Path) -> Vec<PathBuf> {
     let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
     let mut files: Vec<PathBuf> = entries.map(|entry| entry.expect("an entry").path()).collect();
@@ -19,7 +19,7 @@ fn files(folder: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// Runs a target over its files and returns how many of them passed its checks.
+/// Runs a target over its inputs. Returns how many inputs there are, and how many of them the code under test accepted.
 fn replay((name, target): Target, inputs: impl IntoIterator<Item = (String, Vec<u8>)>) -> (usize, usize) {
     let (mut count, mut deep) = (0, 0);
     for (what, input) in inputs {
