@@ -1,5 +1,5 @@
-//! `cargo xtask attack`: attacks real processes while a legitimate user works beside it. The short forms are part of
-//! `cargo xtask test`.
+//! `cargo xtask attack`: attacks real processes while a legitimate user works next to them. `cargo xtask test` runs the short
+//! forms.
 
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::process::CommandExt as _;
@@ -21,7 +21,7 @@ pub(crate) struct Options {
     short: bool,
 }
 
-/// Builds the programs, attacks them one by one and prints the figures. Returns true if all attacks were withstood.
+/// Builds the programs, runs the attacks one by one and prints their figures. Returns true if every attack was withstood.
 pub(crate) fn run(options: &Options) -> Result<bool, String> {
     let all = cargo::test_features()?;
     let features = test::features(&all);
@@ -35,7 +35,7 @@ pub(crate) fn run(options: &Options) -> Result<bool, String> {
     let of_package = test::features(&cargo::of_package(&all, "gpuaas"));
     let mut arguments = vec!["test", "--package", "gpuaas", "--test", "e2e"];
     arguments.extend(of_package.iter().map(String::as_str));
-    // One at a time, so that the figures are those of the attacked server alone.
+    // One attack at a time, so that the figures describe the attacked server alone.
     arguments.extend(["--", "--nocapture", "--test-threads=1"]);
     let filters: Vec<String> = match options.names.is_empty() {
         true => vec!["attack::".to_owned()],
@@ -58,7 +58,7 @@ pub(crate) fn run(options: &Options) -> Result<bool, String> {
         for line in BufReader::new(output).split(b'\n') {
             let line = line.map_err(|error| format!("output of cargo: {error}"))?;
             let line = String::from_utf8_lossy(&line).into_owned();
-            // The test harness prints the name of a test before it, without a line break.
+            // The test harness prints the name of a test in front of this line, without a line break.
             if let Some(at) = line.find("attack ").filter(|_| line.contains("; bystander ")) {
                 figures.push(line[at..].to_owned());
             }

@@ -1,6 +1,6 @@
 //! `cargo xtask bench`: installs the peers, builds for release, and runs `gpuaas-bench`.
 //!
-//! A missing peer is not an error: its rows say SKIP.
+//! A missing peer is not an error: its rows are reported as SKIP.
 
 mod peers;
 
@@ -32,13 +32,13 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// Returns whether one of these is selected. `gpuaas-bench` has the full list.
+    /// Returns whether the selection includes one of these rows. The full list of rows is in `gpuaas-bench`.
     fn wants(&self, names: &[&str]) -> bool {
         self.rows.is_empty() || self.rows.iter().any(|part| names.iter().any(|name| name.contains(part.as_str())))
     }
 }
 
-/// Prepares everything and runs the measurements. Returns true unless they could not run at all: a slow result is not a failure.
+/// Prepares and runs the measurements. Returns false only if they could not run at all: a slow result is not a failure.
 pub(crate) fn run(options: &Options) -> Result<bool, String> {
     let target = cargo::workspace().join("target");
     let folder = target.join("bench");
@@ -90,14 +90,14 @@ pub(crate) fn run(options: &Options) -> Result<bool, String> {
     Ok(succeeded)
 }
 
-/// Prints the selected measurements. Returns false if a name matches nothing, which is then printed.
+/// Prints the selected measurements. Returns false if a given name matches none; `gpuaas-bench` then prints that name.
 fn listed(program: &Path, options: &Options) -> Result<bool, String> {
     let mut command = std::process::Command::new(program);
     let status = command.arg("list").args(&options.rows).status();
     Ok(status.map_err(|error| format!("{} cannot be started: {error}", program.display()))?.success())
 }
 
-/// Runs it in its own process group, which the guard ends together with everything it started.
+/// Runs the command in a process group of its own, so that the guard can end it together with everything it started.
 fn watched(mut command: std::process::Command, guard: &mut Guard) -> Result<bool, String> {
     use std::os::unix::process::CommandExt as _;
     let mut child = command
@@ -158,7 +158,8 @@ fn start_postgres(options: &Options, folder: &Path, guard: &mut Guard) -> Option
     }
 }
 
-/// Returns a folder on a disk, not in memory, that all users may enter and whose path is short enough for sockets.
+/// Returns a folder that is on a disk rather than in memory, that all users may enter, and whose path is short enough for a
+/// socket.
 fn disk() -> PathBuf {
     let mounts = std::fs::read_to_string("/proc/mounts").unwrap_or_default();
     let in_memory = |folder: &Path| {

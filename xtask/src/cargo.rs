@@ -1,11 +1,11 @@
-//! Calls cargo: always the one that runs this program, and always in the workspace's folder.
+//! Runs cargo: always the one that runs this program, and always in the top folder of the workspace.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Returns the top folder of the repository.
 pub(crate) fn workspace() -> PathBuf {
-    // Cargo names the current location; the path from build time may be another copy of the repository.
+    // Cargo sets this to the current location; the path compiled in at build time may be another copy of the repository.
     let xtask = std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
     Path::new(&xtask).parent().map_or_else(|| PathBuf::from("."), Path::to_path_buf)
 }
@@ -17,16 +17,16 @@ pub(crate) fn command(arguments: &[&str]) -> Command {
     command
 }
 
-/// Runs cargo to its end with our own input and output. Returns true if it succeeded.
+/// Runs cargo with inherited standard streams and waits for it. Returns true if it succeeded.
 pub(crate) fn run(arguments: &[&str]) -> Result<bool, String> {
     let status = command(arguments).status().map_err(|error| format!("cargo cannot be started: {error}"))?;
     Ok(status.success())
 }
 
-/// Returns the features that the tests turn on wherever they exist, as `package/feature`: failpoints, and what a quick build
-/// leaves out.
+/// Returns the features that the tests enable wherever they exist, as `package/feature`: failpoints, and whatever a default build
+/// leaves out to be quick.
 ///
-/// The crash tests need them in every program. Turning them on in every step means that nothing is compiled twice.
+/// The crash tests need failpoints in every program. Enabling the same features in every step avoids compiling anything twice.
 pub(crate) fn test_features() -> Result<Vec<String>, String> {
     let output = command(&["metadata", "--no-deps", "--format-version", "1"])
         .output()
@@ -45,7 +45,7 @@ pub(crate) fn test_features() -> Result<Vec<String>, String> {
     Ok(packages.iter().flat_map(of_package).collect())
 }
 
-/// Returns the features of one package among those.
+/// Returns those of `features` that belong to `package`.
 pub(crate) fn of_package(features: &[String], package: &str) -> Vec<String> {
     let of_it = |feature: &&String| feature.split_once('/').is_some_and(|(name, _)| name == package);
     features.iter().filter(of_it).cloned().collect()

@@ -1,6 +1,5 @@
 //! Counts tests in the output of `cargo test`.
 
-/// Numbers of passed, failed and ignored tests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
     pub(crate) passed: u64,

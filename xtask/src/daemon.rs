@@ -1,4 +1,4 @@
-//! Starts a server that prints a line when it is ready.
+//! Starts a server and waits for the line that it prints when it is ready.
 
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
@@ -8,27 +8,27 @@ use std::time::{Duration, Instant};
 use crate::guard::Guard;
 use crate::postgres::free_port;
 
-/// Longest time a fresh server may take to accept connections.
+/// How long a fresh server may take to accept connections.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A server to start.
+/// How to start a server.
 pub(crate) struct Daemon<'a> {
-    /// Its name, also used for its log.
+    /// Name for messages, and of its log file.
     pub(crate) name: &'static str,
-    /// The folder for its data and its log.
+    /// Working folder, which also contains the log.
     pub(crate) folder: &'a Path,
-    /// The text that it prints when it is ready.
+    /// Text that appears in the log once the server is ready.
     pub(crate) ready: &'static str,
-    /// Registers it with the guard.
+    /// Registers the server's process id with the guard; 0 withdraws it.
     pub(crate) watch: fn(&mut Guard, u32) -> Result<(), String>,
 }
 
 impl Daemon<'_> {
-    /// Starts `command` with a free port, and returns that port when the server is ready. The guard stops it.
+    /// Starts `command` on a free port, waits until the server is ready, and returns the port. The guard stops the server.
     pub(crate) fn start(&self, guard: &mut Guard, command: impl Fn(u16) -> Command) -> Result<u16, String> {
         std::fs::create_dir_all(self.folder).map_err(|error| format!("{}: {error}", self.folder.display()))?;
         let mut last_error = String::new();
-        // Another program may take the port before the server does, so a few ports are tried.
+        // Another program may take the port before the server binds it, so several ports are tried.
         for _ in 0..5 {
             let port = free_port()?;
             match self.attempt(guard, command(port)) {
@@ -45,10 +45,10 @@ impl Daemon<'_> {
         let unusable = |error| format!("{}: {error}", path.display());
         let log = std::fs::File::create(&path).map_err(unusable)?;
         let log_too = log.try_clone().map_err(unusable)?;
-        // In its own group, so that Ctrl-C leaves the order of stopping to the guard.
+        // A process group of its own keeps Ctrl-C from reaching it, so that the guard decides the order in which things stop.
         command.process_group(0).stdin(Stdio::null()).stdout(log).stderr(log_too).current_dir(folder);
         let mut child = command.spawn().map_err(|error| format!("{name} cannot be started: {error}"))?;
-        // Registered at once, so that it is stopped even if this program is killed before it is ready.
+        // Registered immediately, so that the server is stopped even if this program is killed while waiting.
         watch(guard, child.id())?;
         let started = Instant::now();
         let problem = loop {
@@ -63,7 +63,7 @@ impl Daemon<'_> {
             }
             std::thread::sleep(Duration::from_millis(20));
         };
-        // Its process id may soon belong to another process.
+        // Withdrawn before the process is reaped: afterwards its id may belong to another process.
         watch(guard, 0)?;
         let _ = child.kill().and_then(|()| child.wait());
         let log = std::fs::read_to_string(&path).unwrap_or_default();

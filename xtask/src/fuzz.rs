@@ -1,7 +1,7 @@
 //! `cargo xtask fuzz`: runs the fuzz targets under libFuzzer and keeps their corpora small.
 //!
-//! The bodies of the targets are in `crates/fuzz`, where an ordinary test replays the committed corpora. Only finding new inputs
-//! needs a nightly compiler.
+//! The bodies of the targets are in `crates/fuzz`, where an ordinary test replays the committed corpora. A nightly compiler is
+//! needed only to find new inputs.
 
 mod log;
 
@@ -13,9 +13,9 @@ use crate::guard::Guard;
 use crate::test::temporary_folder;
 use crate::{cargo, requirements};
 
-/// Memory limit of a target, in MiB, including the sanitizer's own.
+/// Memory limit of a target in MiB, including the sanitizer's own memory.
 const MEMORY: u32 = 1024;
-/// Memory limit of one allocation, in MiB: no input may cause an allocation much larger than itself.
+/// Limit of a single allocation in MiB: no input may cause an allocation much larger than itself.
 const ALLOCATION: u32 = 64;
 /// Time limit for one input, in seconds.
 const SECONDS: u32 = 5;
@@ -33,7 +33,6 @@ pub(crate) struct Options {
     jobs: u32,
 }
 
-/// The result of a target.
 struct Outcome {
     target: String,
     figures: log::Figures,
@@ -41,7 +40,7 @@ struct Outcome {
     findings: Vec<PathBuf>,
 }
 
-/// Runs the targets one after the other and prints their findings. Returns true if there are none.
+/// Runs the targets one after the other and prints what they found. Returns true if they found nothing.
 pub(crate) fn run(options: &Options) -> Result<bool, String> {
     let all = targets()?;
     if let Some(unknown) = options.targets.iter().find(|target| !all.contains(target)) {
@@ -64,7 +63,7 @@ pub(crate) fn run(options: &Options) -> Result<bool, String> {
         }
     }
 
-    // The targets write files for every input; in memory that is fast and does not wear out a disk.
+    // The targets write files for every input. In memory that is fast and does not wear out a disk.
     let memory = Path::new("/dev/shm");
     let scratch = temporary_folder(if memory.is_dir() { memory } else { Path::new("/tmp") })?;
     let mut guard = Guard::over(&scratch)?;
@@ -126,7 +125,7 @@ fn fuzz(target: &str, options: &Options, folder: &Path, scratch: &Path, guard: &
         return Err(format!("{target} could not be run; see {}", log_file.display()));
     }
 
-    // The fewest inputs that reach every edge.
+    // Keep the smallest set of inputs that reaches every edge.
     let _ = std::fs::remove_dir_all(&fresh);
     std::fs::create_dir_all(&fresh).map_err(io(&fresh))?;
     let fresh_path = fresh.display().to_string();
@@ -146,13 +145,13 @@ fn fuzz(target: &str, options: &Options, folder: &Path, scratch: &Path, guard: &
     Ok(Outcome { target: target.to_owned(), figures, corpus: (kept.len(), bytes), findings })
 }
 
-/// Unpacks or packs a corpus file. Only `crates/fuzz` knows its format.
+/// Unpacks or packs a corpus file. Goes through `crates/fuzz`, the only place that knows the format.
 fn corpus_file(arguments: &[&str]) -> Result<(), String> {
     let run = ["run", "--quiet", "--package", "gpuaas-fuzz", "--example", "corpus", "--"];
     if cargo::run(&[&run, arguments].concat())? { Ok(()) } else { Err(format!("corpus {} failed", arguments.join(" "))) }
 }
 
-/// Returns the longest input. Longer ones only make the fuzzer slow: the targets build what depends on length themselves.
+/// Returns the length limit of inputs. Longer inputs only slow the fuzzer down: where length matters, the targets generate it.
 fn longest_input(target: &str) -> u32 {
     match target {
         // A journal starts with a header of 4 KiB.
@@ -161,7 +160,7 @@ fn longest_input(target: &str) -> u32 {
     }
 }
 
-/// Runs it in its own process group, which the guard ends, with its output in a file.
+/// Runs the command in a process group of its own, so that the guard can end it, with its output in a file.
 fn watched(mut command: Command, log: &Path, scratch: &Path, guard: &mut Guard) -> Result<bool, String> {
     let file = std::fs::File::create(log).map_err(|error| format!("{}: {error}", log.display()))?;
     let also = file.try_clone().map_err(|error| format!("{}: {error}", log.display()))?;
@@ -192,14 +191,14 @@ fn summary(outcomes: &[Outcome]) -> bool {
     outcomes.iter().all(|outcome| outcome.findings.is_empty())
 }
 
-/// Returns the targets, by the names of their shims.
+/// Returns the names of the targets, from the file names of their shims.
 fn targets() -> Result<Vec<String>, String> {
     let names = files(&cargo::workspace().join("fuzz/fuzz_targets")).into_iter();
     let names: Vec<String> = names.filter_map(|path| Some(path.file_stem()?.to_string_lossy().into_owned())).collect();
     if names.is_empty() { Err("there are no targets in fuzz/fuzz_targets".to_owned()) } else { Ok(names) }
 }
 
-/// Returns the files of a folder by name, or none if it cannot be read.
+/// Returns the files of a folder, sorted by name; none if the folder cannot be read.
 fn files(folder: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder).into_iter().flatten();
     let mut files: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).filter(|path| path.is_file()).collect();
@@ -207,11 +206,11 @@ fn files(folder: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// Returns a command for the nightly cargo. It goes through rustup, because our own cargo knows no other toolchain.
+/// Returns a command that runs the nightly cargo. It goes through rustup, because cargo itself cannot switch toolchains.
 fn nightly(arguments: &[&str]) -> Command {
     let mut command = Command::new("rustup");
     command.args(["run", "nightly", "cargo"]).args(arguments).current_dir(cargo::workspace());
-    // The variables of our own cargo are wrong for another one.
+    // These are set by the cargo that runs this program, and would mislead the other one.
     for variable in ["CARGO", "RUSTC", "RUSTUP_TOOLCHAIN", "CARGO_MANIFEST_DIR"] {
         command.env_remove(variable);
     }

@@ -1,18 +1,18 @@
-//! The guard: a small process that ends everything this program started, however this program ends.
+//! The guard: a small process that ends everything that this program started, however this program itself ends.
 //!
-//! It waits on a pipe whose other end only this program holds. When this program finishes, fails, or is killed by Ctrl-C, SIGTERM
-//! or even SIGKILL, the pipe closes. The guard then ends the current process group, stops the private servers and removes the
-//! temporary folder. A normal exit uses the same mechanism.
+//! It reads from a pipe whose other end only this program holds. When this program finishes, fails, or is killed by Ctrl-C,
+//! SIGTERM or even SIGKILL, the pipe closes. The guard then ends the current process group, stops the private servers and removes
+//! the temporary folder. A normal exit uses the same mechanism.
 
 use std::io::Write as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 
-/// `$1` is the folder. Lines on standard input: `group <id>`, `nats <pid>`, `redis <pid>`, `temporal <pid>`, `gpuaas <pid>` (0
-/// for none) and `postgres <pid>`.
+/// The guard's script. `$1` is the temporary folder. Each line of standard input registers something: `group <id>`, `nats <pid>`,
+/// `redis <pid>`, `temporal <pid>` and `gpuaas <pid>` (0 withdraws it), and `postgres <pid>`.
 ///
-/// A finished group may leave a stray child behind, so a new group also ends the previous one.
+/// Registering a group also ends the previous one, because a finished group may have left a stray child behind.
 const SCRIPT: &str = r#"
 folder=$1
 group=0
@@ -60,14 +60,14 @@ rm -rf -- "$folder" || { sleep 0.5; rm -rf -- "$folder"; }
 exit 0
 "#;
 
-/// Ends all registered processes when it is dropped.
+/// A handle to the guard. Dropping it ends everything that is registered, and waits for that.
 pub(crate) struct Guard {
     process: Child,
     orders: Option<ChildStdin>,
 }
 
 impl Guard {
-    /// Starts the guard over `folder`, which it will remove.
+    /// Starts the guard for `folder`, which it removes at the end.
     pub(crate) fn over(folder: &Path) -> Result<Self, String> {
         let mut process = Command::new("/bin/sh")
             .args(["-c", SCRIPT, "guard"])
@@ -75,7 +75,7 @@ impl Guard {
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
-            // Its own group, so that Ctrl-C reaches this program and not the guard.
+            // A process group of its own, so that Ctrl-C reaches this program but not the guard.
             .process_group(0)
             .spawn()
             .map_err(|error| format!("/bin/sh cannot be started: {error}"))?;
@@ -83,37 +83,37 @@ impl Guard {
         Ok(Self { process, orders })
     }
 
-    /// Registers the current process group.
+    /// Registers the current process group, and ends the previous one.
     pub(crate) fn running(&mut self, group: u32) -> Result<(), String> {
         self.order("group", group)
     }
 
-    /// Registers that the group has ended.
+    /// Registers that there is no current process group, and ends the previous one.
     pub(crate) fn idle(&mut self) -> Result<(), String> {
         self.order("group", 0)
     }
 
-    /// Registers the PostgreSQL server to stop at the end.
+    /// Registers the process id of PostgreSQL.
     pub(crate) fn postgres(&mut self, pid: u32) -> Result<(), String> {
         self.order("postgres", pid)
     }
 
-    /// Registers the NATS server to stop at the end; 0 for none.
+    /// Registers the process id of the NATS server; 0 for none.
     pub(crate) fn nats(&mut self, pid: u32) -> Result<(), String> {
         self.order("nats", pid)
     }
 
-    /// Registers the Redis server to stop at the end; 0 for none.
+    /// Registers the process id of the Redis server; 0 for none.
     pub(crate) fn redis(&mut self, pid: u32) -> Result<(), String> {
         self.order("redis", pid)
     }
 
-    /// Registers the Temporal server to stop at the end; 0 for none.
+    /// Registers the process id of the Temporal server; 0 for none.
     pub(crate) fn temporal(&mut self, pid: u32) -> Result<(), String> {
         self.order("temporal", pid)
     }
 
-    /// Registers the `gpuaas dev` to stop at the end; 0 for none.
+    /// Registers the process id of `gpuaas dev`; 0 for none.
     pub(crate) fn gpuaas(&mut self, pid: u32) -> Result<(), String> {
         self.order("gpuaas", pid)
     }
@@ -126,7 +126,7 @@ impl Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        // Closing the pipe starts the cleanup; the wait makes sure that it is finished.
+        // Closing the pipe starts the cleanup. Waiting for the process makes sure that the cleanup has finished.
         self.orders = None;
         let _ = self.process.wait();
     }

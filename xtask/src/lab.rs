@@ -1,7 +1,7 @@
-//! `cargo xtask lab`: tests with real components on one machine. What simulated hosts replace elsewhere is real here: libvirt,
-//! QEMU, Open vSwitch, DHCP, cloud-init, VFIO.
+//! `cargo xtask lab`: tests on one machine with the real components that other tests simulate: libvirt, QEMU, Open vSwitch, DHCP,
+//! cloud-init, VFIO.
 //!
-//! Only the hardware is emulated, because a developer's machine and CI have no GPU, no spare NVMe drive and often no KVM.
+//! Only the hardware is emulated, because developers' machines and CI have no GPU, no spare NVMe drive and often no KVM.
 
 mod bare;
 mod cleanup;
@@ -53,7 +53,7 @@ pub(crate) fn run(options: &Options) -> Result<bool, String> {
     }
 }
 
-/// Returns the folder that keeps expensive files between runs.
+/// Returns the folder that keeps files that are expensive to build between runs.
 fn cache() -> Result<PathBuf, String> {
     let folder = cargo::workspace().join("target/lab");
     std::fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;

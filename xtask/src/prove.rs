@@ -1,5 +1,5 @@
-//! `cargo xtask prove`: the long forms of the tests that kill, fill and damage things. The short ones are part of
-//! `cargo xtask test`.
+//! `cargo xtask prove`: the long forms of the tests that kill processes, fill disks and damage files. `cargo xtask test` runs the
+//! short forms.
 
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
@@ -66,7 +66,7 @@ impl Proof {
         Self::Versions,
     ];
 
-    /// Returns the servers without which its tests would be skipped.
+    /// Returns the servers that the tests need; without them the tests would be skipped.
     fn needs(self) -> &'static [&'static str] {
         match self {
             Self::Events => &["NATS"],
@@ -76,12 +76,12 @@ impl Proof {
         }
     }
 
-    /// Returns whether its tests run the programs themselves.
+    /// Returns whether the tests start the real programs.
     fn is_end_to_end(self) -> bool {
         self.tests().1 == E2E
     }
 
-    /// Returns the package, the target in it, and the part of the tests' names; an empty part selects the whole target.
+    /// Returns the package, the test target in it, and the filter for test names. An empty filter selects the whole target.
     fn tests(self) -> (&'static str, &'static [&'static str], &'static str) {
         match self {
             Self::Allocations => ("gpuaas-domain", &["--test", "allocation_model"], ""),
@@ -147,8 +147,8 @@ pub(crate) fn run(options: &Options) -> Result<bool, String> {
     Ok(results.iter().all(|(_, holds, _)| *holds))
 }
 
-/// Runs cargo until it ends or the time is up. `count` is set for the long form of a test, `previous` if the programs of the
-/// version before are needed.
+/// Runs cargo until it ends or time is up. `count` selects the long form of a test. `previous` is the folder with the programs of
+/// the previous version, if they are needed.
 fn step(
     guard: &mut Guard,
     arguments: &[&str],
@@ -159,7 +159,7 @@ fn step(
 ) -> Result<bool, String> {
     println!("==> cargo {}", arguments.join(" "));
     let mut command = cargo::command(arguments);
-    // In its own group, so that the guard can end cargo together with everything it started.
+    // A process group of its own, so that the guard can end cargo together with everything it started.
     command.process_group(0).stdin(Stdio::null()).env_remove("GPUAAS_FAILPOINT_DIR");
     servers.tell(&mut command);
     if let Some(count) = count {

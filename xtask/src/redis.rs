@@ -1,4 +1,4 @@
-//! A private Redis server: in memory, on its own port, removed afterwards.
+//! A private Redis server that keeps its data in memory, on a port of its own. It is removed afterwards.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -7,10 +7,10 @@ use crate::daemon::Daemon;
 use crate::guard::Guard;
 use crate::requirements::in_path;
 
-/// The variable with the path of the program, for this program and the tests.
+/// The environment variable with the path of the program, read by this program and by the tests.
 pub(crate) const PROGRAM_VARIABLE: &str = "GPUAAS_REDIS_SERVER";
 
-/// Returns the server: from the variable, or from the search path.
+/// Finds the server: from the variable, or in `PATH`.
 pub(crate) fn program() -> Option<PathBuf> {
     let given = std::env::var_os(PROGRAM_VARIABLE).map(PathBuf::from).filter(|path| path.is_file());
     given.or_else(|| in_path("redis-server"))

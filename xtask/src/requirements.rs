@@ -1,4 +1,4 @@
-//! Requirements of the tests besides Rust, and how to install them.
+//! What the tests require besides Rust, and how to install it.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -6,30 +6,31 @@ use std::process::{Command, Stdio};
 use crate::schema_check;
 use Package::{Debian, Go, Npm, Python, Wheel};
 
-/// A requirement of some tests.
+/// Something that some tests need.
 pub(crate) struct Requirement {
-    /// Its name for messages.
+    /// Name for messages.
     pub(crate) name: &'static str,
-    /// The package that contains it.
+    /// Where to install it from.
     pub(crate) package: Package,
-    /// Finds it.
+    /// Returns its path if it is installed.
     pub(crate) find: fn() -> Option<PathBuf>,
-    /// What is not tested without it.
+    /// What cannot be tested without it.
     pub(crate) needed_for: &'static str,
 }
 
-/// The source of a requirement.
+/// Where a requirement comes from.
 #[derive(Clone, Copy)]
 pub(crate) enum Package {
     /// A Debian package. Only root can install it.
     Debian(&'static str),
-    /// A wheel on PyPI without dependencies. It is installed under `target/tools`, without root.
+    /// A wheel on PyPI without dependencies. It is installed under `target/tools`, which does not need root.
     Wheel(&'static str),
-    /// A program on PyPI in one version, with its dependencies. Installed there too.
+    /// A program on PyPI in a fixed version, with its dependencies. Installed under `target/tools` as well.
     Python { name: &'static str, version: &'static str },
-    /// A folder of the repository with a `package.json` and its lock file. Its packages are installed there too.
+    /// A folder of the repository with a `package.json` and its lock file. The packages are installed under `target/tools` as
+    /// well.
     Npm(&'static str),
-    /// A Go program of the repository, built against the source in a Debian package. Installed there too.
+    /// A Go program of the repository, built against the sources in this Debian package. Installed under `target/tools` as well.
     Go(&'static str),
 }
 
@@ -101,7 +102,7 @@ pub(crate) const ALL: [Requirement; 10] = [
 const OIDC_PROVIDER: &str = "crates/control/tests/oidc-provider";
 
 impl Requirement {
-    /// Checks that it is there, or installs it. The error says why it is missing.
+    /// Checks that the requirement is installed, and installs it if not. The error says why it is missing.
     pub(crate) fn ensure(&self, root: bool) -> Result<(), String> {
         if (self.find)().is_some() {
             return Ok(());
@@ -145,17 +146,17 @@ pub(crate) fn install_debian(name: &str, package: &str, root: bool) -> Result<()
     }
 }
 
-/// Returns the folder for a wheel or a program of PyPI.
+/// Returns the folder that a wheel or a program from PyPI is installed into.
 pub(crate) fn wheel_folder(wheel: &str) -> PathBuf {
     tools().join(wheel)
 }
 
-/// Returns the folder for everything that can be installed without root.
+/// Returns the folder for everything that is installed without root.
 fn tools() -> PathBuf {
     crate::cargo::workspace().join("target/tools")
 }
 
-/// Installs `wanted` into the folder of `folder_name`.
+/// Installs the package `wanted` with pip, into the folder of `folder_name`.
 fn install_python(name: &str, folder_name: &str, wanted: &str, options: &[&str], root: bool) -> Result<(), String> {
     let folder = wheel_folder(folder_name);
     let by_hand = format!("get it from PyPI with `pip install --target {} {wanted}`", folder.display());
@@ -166,7 +167,7 @@ fn install_python(name: &str, folder_name: &str, wanted: &str, options: &[&str],
     }
     println!("installing {name} ({wanted} of PyPI)");
     let target = folder.to_string_lossy();
-    // As root, pip warns about the system's packages, which this folder does not affect.
+    // As root, pip warns about the system's packages. They are not affected, because the target is a folder of its own.
     let quiet = ["--quiet", "--disable-pip-version-check", "--root-user-action=ignore", "--upgrade"];
     let install = [&["-m", "pip", "install"], &quiet[..], options, &["--target", &target, wanted]].concat();
     if call("python3", &install, None) {
@@ -176,15 +177,15 @@ fn install_python(name: &str, folder_name: &str, wanted: &str, options: &[&str],
     }
 }
 
-/// The files that determine what npm installs.
+/// The files that determine what npm installs. They are copied next to the packages.
 const NPM_FILES: [&str; 2] = ["package.json", "package-lock.json"];
 
-/// Returns the folder for the packages of `source`.
+/// Returns the folder for the npm packages of `source`.
 fn npm_folder(source: &str) -> PathBuf {
     tools().join(Path::new(source).file_name().unwrap_or_default())
 }
 
-/// Returns the module, if it was installed from the current lock file.
+/// Returns the path of an npm module, if it was installed from the current lock file.
 fn npm_installed(source: &str, module: &str) -> Option<PathBuf> {
     in_path("node")?;
     let (source, folder) = (crate::cargo::workspace().join(source), npm_folder(source));
@@ -192,7 +193,7 @@ fn npm_installed(source: &str, module: &str) -> Option<PathBuf> {
     Some(folder.join("node_modules").join(module)).filter(|module| module.is_dir() && NPM_FILES.into_iter().all(same))
 }
 
-/// Installs the packages of `source` beside the build: the source tree is not changed.
+/// Installs the npm packages of `source` next to the build, which leaves the source tree unchanged.
 fn install_npm(name: &str, source: &str, root: bool) -> Result<(), String> {
     for (program, package) in [("node", "nodejs"), ("npm", "npm")] {
         if in_path(program).is_none() {
@@ -206,17 +207,17 @@ fn install_npm(name: &str, source: &str, root: bool) -> Result<(), String> {
     for file in NPM_FILES {
         std::fs::copy(crate::cargo::workspace().join(source).join(file), folder.join(file)).map_err(unusable)?;
     }
-    // No scripts of packages run at installation.
+    // Packages may not run scripts during the installation.
     let install = ["ci", "--ignore-scripts", "--no-audit", "--no-fund", "--silent"];
     if call("npm", &install, Some(&folder)) {
         return Ok(());
     }
-    // The installed packages do not match the lock file, so they must not be used.
+    // Whatever was installed does not match the lock file, so it must not count as installed.
     let _ = std::fs::remove_file(folder.join(NPM_FILES[1]));
     Err(format!("npm could not install {name} (is there a network?); call `npm ci` in {}", folder.display()))
 }
 
-/// Runs a program, in another folder if one is given. Returns true if it succeeded.
+/// Runs a program, in `folder` if one is given. Returns true if it succeeded.
 fn call(program: &str, arguments: &[&str], folder: Option<&Path>) -> bool {
     let mut command = Command::new(program);
     command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null());
@@ -226,19 +227,19 @@ fn call(program: &str, arguments: &[&str], folder: Option<&Path>) -> bool {
     command.status().is_ok_and(|status| status.success())
 }
 
-/// Runs `apt-get` without questions. Returns true if it succeeded.
+/// Runs `apt-get` without prompts. Returns true if it succeeded.
 pub(crate) fn apt_get(arguments: &[&str]) -> bool {
     let status = Command::new("apt-get").args(["-q"]).args(arguments).env("DEBIAN_FRONTEND", "noninteractive").status();
     status.is_ok_and(|status| status.success())
 }
 
-/// Returns whether this process runs as root, by the owner of the process.
+/// Returns whether this process runs as root.
 pub(crate) fn is_root() -> bool {
     use std::os::unix::fs::MetadataExt as _;
     std::fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0)
 }
 
-/// Finds a program in the search path, or in the two folders that users often lack there.
+/// Finds a program in `PATH`, or in the two `sbin` folders that are often missing from a user's `PATH`.
 pub(crate) fn in_path(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let folders = std::env::split_paths(&path).chain([PathBuf::from("/usr/sbin"), PathBuf::from("/sbin")]);

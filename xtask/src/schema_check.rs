@@ -1,5 +1,5 @@
 //! `cargo xtask schema-check`: checks that the server conforms to its OpenAPI document. schemathesis calls every operation of a
-//! real server, without a token, with keys of a tenant and as the platform's administrator. No operation is left out.
+//! real server without a token, with a tenant's keys and as the platform's administrator. No operation is excluded.
 
 mod figures;
 mod schemathesis;
@@ -15,7 +15,7 @@ use crate::{cargo, requirements, test};
 use schemathesis::{Part, Round};
 use subject::Subject;
 
-/// Operations that remove what the others need. Each caller calls them last.
+/// Operations that remove what other operations need. Each caller calls them last.
 const ENDINGS: [&str; 13] = [
     "api_key_revoke",
     "api_token_revoke",
@@ -49,19 +49,18 @@ pub(crate) struct Options {
     no_build: bool,
 }
 
-/// The extent of the check.
+/// How thorough the check is.
 pub(crate) struct Extent {
     examples: u32,
-    /// Values at the edges of what the document allows, and beyond; and requests that follow from each other's answers.
+    /// Also test values at and beyond the limits in the document, and sequences of requests that build on each other's responses.
     thorough: bool,
-    /// The time limit.
     within: Duration,
 }
 
 /// All phases of schemathesis.
 const ALL_PHASES: &str = "examples,coverage,fuzzing,stateful";
 
-/// The short form of `cargo xtask test`. Takes about a minute.
+/// The short form, for `cargo xtask test`. Takes about a minute.
 pub(crate) const SHORT: Extent = Extent { examples: 2, thorough: false, within: Duration::from_secs(300) };
 
 /// Runs the long form. Returns true if the server conforms.
@@ -88,7 +87,7 @@ pub(crate) fn run(options: &Options) -> Result<bool, String> {
     Ok(holds)
 }
 
-/// Checks a separate server, which the guard stops. Returns true if it conforms. The programs must be built.
+/// Checks a server of its own, which the guard stops. Returns true if it conforms. The programs must already be built.
 pub(crate) fn check(folder: &Path, guard: &mut Guard, extent: &Extent) -> Result<bool, String> {
     let until = Instant::now() + extent.within;
     let subject = Subject::start(&folder.join("schema-check"), guard)?;
@@ -108,7 +107,7 @@ pub(crate) fn check(folder: &Path, guard: &mut Guard, extent: &Extent) -> Result
     for round in &rounds {
         holds &= round.run(&subject, guard, extent.examples, until)?;
     }
-    // Created now, so that no earlier call has seen its id when tokens are revoked.
+    // Created only now, so that no earlier call has seen its id: the endings revoke tokens, and must not revoke the one in use.
     let admin = [subject.another_administrator()?];
     holds &= round("administrator", &admin, Part::Endings, few, Some(0)).run(&subject, guard, extent.examples, until)?;
     Ok(holds)

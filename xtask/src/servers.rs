@@ -1,5 +1,5 @@
-//! The private PostgreSQL, NATS, Redis and Temporal servers of the tests: started once, passed to every call of cargo, stopped by
-//! the guard.
+//! The private PostgreSQL, NATS, Redis and Temporal servers of the tests: started once, announced to every call of cargo through
+//! environment variables, and stopped by the guard.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -8,15 +8,15 @@ use std::process::Command;
 use crate::guard::Guard;
 use crate::{nats, postgres, redis, requirements, step_ca, temporal};
 
-/// A server that tests need and that runs as long as they do.
+/// A server that tests need, and that runs for as long as they do.
 struct Server {
     name: &'static str,
-    /// The variable with its URL for the tests. If it is already set, that server is used.
+    /// The environment variable with the server's URL, for the tests. If it is already set, that server is used instead.
     url_variable: &'static str,
-    /// The variable with its program, for tests that start and kill their own.
+    /// The environment variable with the path of the program, for tests that start and kill servers of their own.
     program_variable: Option<&'static str>,
     find: fn() -> Option<PathBuf>,
-    /// Its folder under the temporary one.
+    /// Name of the server's folder under the temporary one.
     folder: &'static str,
     start: fn(&Path, &mut Guard) -> Result<String, String>,
 }
@@ -56,15 +56,16 @@ const SERVERS: [Server; 4] = [
     },
 ];
 
-/// The running servers, and what is missing.
+/// The running servers, and a list of what is missing.
 pub(crate) struct Servers {
-    /// The variables for the tests.
+    /// Environment variables to set for the tests.
     environment: Vec<(&'static str, OsString)>,
     missing: Vec<String>,
 }
 
 impl Servers {
-    /// Installs what is missing and starts the servers under `folder`. Failures are noted, and the rest runs without them.
+    /// Installs what is missing and starts the servers under `folder`. Failures are recorded, and the tests run without those
+    /// servers.
     pub(crate) fn start(folder: &Path, guard: &mut Guard) -> Self {
         let mut servers = Self { environment: vec![], missing: vec![] };
         let root = requirements::is_root();
@@ -73,7 +74,7 @@ impl Servers {
                 servers.missing.push(format!("{}: {reason}", requirement.needed_for));
             }
         }
-        // Tests start this one themselves, because each needs its own.
+        // Tests start step-ca themselves, because each of them needs one of its own.
         servers.environment.extend(step_ca::program().map(|program| (step_ca::PROGRAM_VARIABLE, program.into())));
         for Server { name, url_variable, program_variable, find, folder: part, start } in SERVERS {
             let program = find();
@@ -82,7 +83,7 @@ impl Servers {
             }
             let url = match std::env::var_os(url_variable) {
                 Some(url) => Ok(url),
-                // The reason was already printed.
+                // The missing requirement has already been recorded above.
                 None if program.is_none() => continue,
                 None => {
                     println!("starting a private {name}");
@@ -97,7 +98,7 @@ impl Servers {
         servers
     }
 
-    /// Sets the variables of the running servers.
+    /// Sets the environment variables of the running servers for a command, and removes inherited ones.
     pub(crate) fn tell(&self, command: &mut Command) {
         for Server { url_variable, program_variable, .. } in SERVERS {
             for variable in std::iter::once(url_variable).chain(program_variable) {
@@ -108,7 +109,7 @@ impl Servers {
         command.envs(self.environment.iter().map(|(variable, value)| (variable, value)));
     }
 
-    /// Returns whether the server with this name runs.
+    /// Returns whether a server with this name is running.
     pub(crate) fn has(&self, name: &str) -> bool {
         let is_told = |server: &Server| self.environment.iter().any(|(variable, _)| *variable == server.url_variable);
         SERVERS.iter().any(|server| server.name == name && is_told(server))

@@ -1,4 +1,4 @@
-//! `cargo xtask test`: everything that must hold before a change is merged.
+//! `cargo xtask test`: every check that must pass before a change is merged.
 
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::DirBuilderExt as _;
@@ -27,14 +27,13 @@ pub(crate) struct Options {
     filter: Vec<String>,
 }
 
-/// One step and its result.
 struct Step {
     name: &'static str,
     succeeded: bool,
     seconds: u64,
 }
 
-/// The state of a run.
+/// What the steps of a run share.
 struct Run {
     guard: Guard,
     servers: Servers,
@@ -42,7 +41,7 @@ struct Run {
     counts: Counts,
 }
 
-/// Runs all steps, also after a failed one, and prints a summary. Returns true if everything succeeded.
+/// Runs all steps, even after one has failed, and prints a summary. Returns true if everything succeeded.
 pub(crate) fn run(options: &Options) -> Result<bool, String> {
     let all = cargo::test_features()?;
     let folder = temporary_folder(Path::new("/tmp"))?;
@@ -55,8 +54,8 @@ pub(crate) fn run(options: &Options) -> Result<bool, String> {
     if !options.no_lint {
         run.step("format", &["fmt", "--all", "--check"])?;
     }
-    // The end-to-end tests start the real programs, so these are built first, with the same targets and features as the tests, so
-    // that nothing is compiled twice.
+    // The end-to-end tests start the real programs, so those are built first, with the same targets and features as the tests:
+    // that way nothing is compiled twice.
     let targets = if options.packages.is_empty() { "--all-targets" } else { "--bins" };
     run.step("build", &[&["build", "--workspace", targets], everywhere.as_slice()].concat())?;
     if !options.no_lint {
@@ -84,7 +83,7 @@ impl Run {
             all.to_vec()
         } else {
             arguments.extend(options.packages.iter().flat_map(|package| ["--package".to_owned(), package.clone()]));
-            // Cargo refuses features of packages that are not selected.
+            // Cargo rejects features of packages that are not selected.
             options.packages.iter().flat_map(|package| cargo::of_package(all, package)).collect()
         };
         arguments.extend(features(&of_selected));
@@ -96,7 +95,7 @@ impl Run {
         self.cargo("test", &arguments, true)
     }
 
-    /// Checks that the built server conforms to its document. Without schemathesis, the skip was already printed.
+    /// Checks that the built server conforms to its OpenAPI document. If schemathesis is missing, that has already been recorded.
     fn schema_check(&mut self, folder: &Path) {
         if schema_check::program().is_none() {
             return;
@@ -114,7 +113,7 @@ impl Run {
         println!("==> cargo {}", arguments.join(" "));
         let started = Instant::now();
         let mut command = cargo::command(arguments);
-        // In its own group, so that the guard can end cargo together with everything it started.
+        // A process group of its own, so that the guard can end cargo together with everything it started.
         command.process_group(0).stdin(Stdio::null());
         command.env_remove("GPUAAS_FAILPOINT_DIR");
         self.servers.tell(&mut command);
@@ -126,7 +125,7 @@ impl Run {
         if let Some(output) = child.stdout.take() {
             let mut lines = BufReader::new(output);
             let mut line = Vec::new();
-            // Test programs may print anything, so lines are bytes until they are counted.
+            // Test programs may print arbitrary bytes, so lines are bytes until they are counted.
             while lines.read_until(b'\n', &mut line).map_err(|error| format!("output of cargo: {error}"))? > 0 {
                 let text = String::from_utf8_lossy(&line);
                 self.counts.add_line(&text);
@@ -140,7 +139,7 @@ impl Run {
         Ok(())
     }
 
-    /// Prints the results. The last line is for programs.
+    /// Prints the results. The last line is meant for programs.
     fn summary(self) -> bool {
         println!("\n==> summary");
         for Step { name, succeeded, seconds } in &self.steps {
@@ -153,19 +152,19 @@ impl Run {
             println!("    ignored  {} tests", self.counts.ignored);
         }
         // A step that failed without a failing test (a lint, a build, a test program that crashed) counts as one failure, so that
-        // the last line never looks better than the run.
+        // the last line never looks better than the run was.
         let failed_otherwise =
             self.steps.iter().filter(|step| !step.succeeded && (step.name != "test" || self.counts.failed == 0));
         let failed = self.counts.failed + failed_otherwise.count() as u64;
         let Counts { passed, .. } = self.counts;
-        // Everything is stopped before the last line is printed, so that it really is the last.
+        // Stop everything first, so that nothing is printed after the last line.
         drop(self.guard);
         println!("{passed} passed, {failed} failed");
         failed == 0
     }
 }
 
-/// Turns these features on.
+/// Returns the arguments that enable these features in a call of cargo.
 pub(crate) fn features(features: &[String]) -> Vec<String> {
     if features.is_empty() {
         return vec![];
@@ -173,13 +172,12 @@ pub(crate) fn features(features: &[String]) -> Vec<String> {
     vec!["--features".to_owned(), features.join(",")]
 }
 
-/// Creates a folder that only we can write to, under a short path such as `/tmp`, because the path of a Unix socket must be
-/// short.
+/// Creates a folder that only this user can write to. `under` must be short, because the path of a Unix socket is limited.
 pub(crate) fn temporary_folder(under: &Path) -> Result<PathBuf, String> {
     let folder = under.join(format!("gpuaas-xtask-{}", std::process::id()));
     let create = |path: &PathBuf, mode| std::fs::DirBuilder::new().mode(mode).create(path);
     create(&folder, 0o711).map_err(|error| format!("{}: {error}", folder.display()))?;
-    // The part for the user that runs PostgreSQL.
+    // For the user that runs PostgreSQL.
     let database = folder.join("database");
     create(&database, 0o700).map_err(|error| format!("{}: {error}", database.display()))?;
     Ok(folder)

@@ -6,15 +6,15 @@ use std::process::{Command, Stdio};
 use super::Options;
 use crate::requirements::in_path;
 
-/// A program to compare with.
+/// A program that gpuaas is compared with.
 struct Peer {
-    /// Its source and its name there.
+    /// Where it comes from and its name there, for messages.
     name: &'static str,
-    /// The rows that need it.
+    /// The benchmark rows that need it.
     rows: &'static [&'static str],
-    /// A file under the folder of the peers that exists if it is installed.
+    /// A file, relative to the folder of the peers, that exists once the peer is installed.
     proof: &'static str,
-    /// Installs it into the folder of the peers.
+    /// Installs the peer into the folder of the peers.
     get: fn(&Path) -> Result<(), String>,
 }
 
@@ -40,7 +40,7 @@ const PEERS: [Peer; 4] = [
     },
 ];
 
-/// Installs every missing peer of the chosen rows. Failures are printed, and the peer is left out.
+/// Installs the missing peers of the selected rows. If one fails to install, the reason is printed and its rows are skipped.
 pub(super) fn ensure(options: &Options, folder: &Path) {
     for Peer { name, rows, proof, get } in PEERS {
         if !options.wants(rows) || folder.join(proof).is_file() {
@@ -71,7 +71,7 @@ fn pip(folder: &Path, package: &str) -> Result<(), String> {
     run(Command::new(environment.join("bin/pip")).args(["install", "--quiet", "--disable-pip-version-check", package]))
 }
 
-/// Installs the exporter by unpacking only: a measurement needs no installation.
+/// Only unpacks the package: running the exporter for a measurement does not require installing it.
 fn node_exporter(folder: &Path) -> Result<(), String> {
     let place = folder.join("node-exporter");
     std::fs::create_dir_all(&place).map_err(|error| format!("{}: {error}", place.display()))?;

@@ -1,25 +1,24 @@
 //! Parses the output of libFuzzer.
 
-/// The figures of a run; zero if they are missing.
+/// The figures of a run. A figure that is missing from the output is zero.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Figures {
-    /// Seconds of fuzzing, without building.
+    /// Time spent fuzzing, without the build.
     pub(super) seconds: u64,
-    /// Number of executed inputs.
+    /// Number of inputs executed.
     pub(super) executions: u64,
-    /// Number of reached edges.
+    /// Number of edges reached.
     pub(super) edges: u64,
-    /// Peak memory.
     pub(super) peak_mib: u64,
-    /// Time of the slowest input.
+    /// Time that the slowest input took.
     pub(super) slowest_seconds: u64,
 }
 
-/// Parses the figures in the output of a run, of one process or of several.
+/// Extracts the figures from the output of a run, whether it used one process or several.
 pub(super) fn figures(output: &str) -> Figures {
     let mut figures = Figures::default();
     for line in output.lines() {
-        // `#1234	NEW    cov: 56 ft: …` of one process, `#1234: cov: 56 ft: …` of several.
+        // A single process prints `#1234	NEW    cov: 56 ft: …`, several print `#1234: cov: 56 ft: …`.
         if let Some(progress) = line.strip_prefix('#') {
             let digits: String = progress.chars().take_while(char::is_ascii_digit).collect();
             figures.executions = digits.parse().unwrap_or(figures.executions);

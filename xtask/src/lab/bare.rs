@@ -1,7 +1,7 @@
-//! A bare Debian: what a newcomer has. The commands of the README must work there with nothing but Rust and a C compiler.
+//! A bare Debian, as a newcomer has it. The README's commands must work there with nothing but Rust and a C compiler installed.
 //!
-//! A minimal Debian is unpacked under `target/lab` and entered in namespaces of its own, so that no mount is left behind. It gets the
-//! compiler and the sources of crates from this machine, and a copy of the repository.
+//! A minimal Debian is unpacked under `target/lab` and entered in namespaces of its own, so that no mount is left behind. It
+//! shares the compiler and the downloaded crates of this machine, and gets a copy of the repository.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -21,10 +21,10 @@ pub(crate) struct Options {
 }
 
 const SUITE: &str = "bookworm";
-/// What a newcomer installs beside Rust. `ca-certificates` is what Debian itself needs to install anything over TLS.
+/// The packages that a newcomer installs besides Rust. Debian itself needs `ca-certificates` to install anything over TLS.
 const PACKAGES: &str = "gcc,libc6-dev,ca-certificates";
 
-/// Runs the README's commands in a bare Debian: as root, who can install what is missing, and as a user, who cannot.
+/// Runs the README's commands in a bare Debian: as root, who can install what is missing, and as a user who cannot.
 pub(crate) fn run(options: &Options) -> Result<bool, String> {
     if !requirements::is_root() {
         return Err("the lab unpacks a Debian and enters it, which needs root".to_owned());
@@ -38,7 +38,7 @@ pub(crate) fn run(options: &Options) -> Result<bool, String> {
     let bare = Bare { root };
     let mut results = Vec::new();
     let selected: String = options.packages.iter().map(|package| format!(" -p {package}")).collect();
-    // First the user: what root installs would be there for both.
+    // The user goes first: what root installs would then be there for the user as well.
     let tests = format!("cargo xtask test --no-lint{selected}");
     results.push(("tests as a user, without apt", bare.enter("user", &tests)?));
     results.push(("tests as root, with apt", bare.enter("root", &tests)?));
@@ -52,7 +52,7 @@ pub(crate) fn run(options: &Options) -> Result<bool, String> {
     Ok(results.iter().all(|(_, succeeded)| *succeeded))
 }
 
-/// Starts the development cluster and runs every command that it prints for a first lease.
+/// Starts the development cluster, and runs every command that it prints for a first lease.
 const DEV: &str = r#"
 cargo build --release
 cargo run --release -- dev --data-dir /tmp/dev >/tmp/dev.out 2>&1 &
@@ -67,7 +67,7 @@ kill -INT $dev; wait $dev
 exit $status
 "#;
 
-/// Returns a minimal Debian; unpacks one unless that was done before.
+/// Returns the root folder of a minimal Debian. Unpacks one if an earlier run has not.
 fn debian(folder: &Path) -> Result<PathBuf, String> {
     let (root, partial) = (folder.join("root"), folder.join("root.partial"));
     if root.is_dir() {
@@ -88,7 +88,7 @@ fn debian(folder: &Path) -> Result<PathBuf, String> {
     Ok(root)
 }
 
-/// Copies the files of the repository, as they are now, into the Debian. Its build folder there stays.
+/// Copies the repository's files, including uncommitted changes, into the Debian. The build folder from an earlier run is kept.
 fn copy_sources(root: &Path) -> Result<(), String> {
     let here = cargo::workspace();
     let there = root.join("src");
@@ -104,18 +104,17 @@ tar --create --exclude=./target --exclude=./.git . | tar --extract --directory "
     if copy.status().is_ok_and(|status| status.success()) { Ok(()) } else { Err("the sources cannot be copied".to_owned()) }
 }
 
-/// A Debian that can be entered.
 struct Bare {
     root: PathBuf,
 }
 
 impl Bare {
-    /// Runs a script in the folder of the repository there. True if it succeeded.
+    /// Runs a script in the copy of the repository. Returns true if it succeeded.
     fn enter(&self, user: &str, script: &str) -> Result<bool, String> {
         println!("==> {user}: {}", script.trim().lines().next().unwrap_or_default());
         let home = PathBuf::from(std::env::var_os("HOME").ok_or("HOME is not set")?);
         let of = |variable: &str, folder: &str| std::env::var_os(variable).map_or_else(|| home.join(folder), PathBuf::from);
-        // Everything is mounted in a namespace that ends with the script, and so do its processes.
+        // The mount and process namespaces end with the script, and with them all mounts and processes.
         let mut inside = Command::new("unshare");
         inside.args(["--mount", "--pid", "--fork", "--kill-child", "--propagation", "private"]);
         inside.args(["sh", "-ec", ENTER, "enter"]).arg(&self.root);
@@ -124,8 +123,8 @@ impl Bare {
     }
 }
 
-/// Mounts what the Debian lacks and runs the script there. The compiler cannot be changed from there; the sources of crates and the
-/// network are shared.
+/// Mounts what the Debian lacks, and runs the script in it. The toolchain is mounted read-only; the downloaded crates and the
+/// network are shared with this machine.
 const ENTER: &str = r#"
 root=$1 rustup=$2 cargo=$3 user=$4 script=$5
 mkdir -p "$root/opt/rustup" "$root/opt/cargo" "$root/src/target"

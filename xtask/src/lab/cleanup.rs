@@ -1,7 +1,7 @@
 //! Undoes the lab's changes to the machine in reverse order, however this program ends.
 //!
-//! Like the guard of the tests, a small process waits on a pipe whose other end only this program holds. When the pipe closes,
-//! because the lab is done, has failed or was killed, it executes its commands in reverse.
+//! Like the guard of the tests, a small process reads from a pipe whose other end only this program holds. When the pipe closes,
+//! because the lab is done, has failed or was killed, the process runs the commands that it has read, in reverse order.
 
 use std::ffi::OsStr;
 use std::io::Write as _;
@@ -9,9 +9,10 @@ use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 
-/// Every input line is a command. Each is placed before the earlier ones, and at the end all of them run as one script.
+/// Each line of input is a command. It is placed in front of the earlier ones, and at the end they all run as one script.
 ///
-/// `end <pid> <start>` ends that process only: a process with the same id that started at another time is not ours.
+/// `end <pid> <start>` ends a process only if it started at that time: otherwise the id has been reused by a process that is not
+/// ours.
 const SCRIPT: &str = r#"
 runs() {
     { read -r stat < "/proc/$1/stat"; } 2>/dev/null || return 1
@@ -34,20 +35,20 @@ eval "$orders"
 exit 0
 "#;
 
-/// Undoes all registered changes when it is dropped.
+/// A handle to the cleanup. Dropping it undoes all registered changes, and waits for that.
 pub(crate) struct Cleanup {
     process: Child,
     orders: Option<ChildStdin>,
 }
 
 impl Cleanup {
-    /// Starts with nothing to undo.
+    /// Starts the cleanup process with nothing to undo.
     pub(crate) fn start() -> Result<Self, String> {
         let mut process = Command::new("/bin/sh")
             .args(["-c", SCRIPT, "cleanup"])
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
-            // Its own group, so that Ctrl-C reaches this program and not the cleanup.
+            // A process group of its own, so that Ctrl-C reaches this program but not the cleanup.
             .process_group(0)
             .spawn()
             .map_err(|error| format!("/bin/sh cannot be started: {error}"))?;
@@ -55,17 +56,17 @@ impl Cleanup {
         Ok(Self { process, orders })
     }
 
-    /// Ends this child process.
+    /// Registers a child process to be ended.
     pub(crate) fn end(&mut self, process: &Child) -> Result<(), String> {
         let pid = process.id();
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).map_err(|error| format!("process {pid}: {error}"))?;
-        // The name may contain spaces and brackets, so the fields are counted after it.
+        // The process name may contain spaces and parentheses, so fields are counted from the last parenthesis.
         let start = stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().nth(19));
         let start = start.ok_or_else(|| format!("process {pid} does not say when it started"))?;
         self.order(&format!("end {pid} {start}"))
     }
 
-    /// Runs this program. A failure is printed.
+    /// Registers a program to be run. If it fails, that is printed.
     pub(crate) fn call<A: AsRef<OsStr>>(&mut self, program: &str, arguments: impl IntoIterator<Item = A>) -> Result<(), String> {
         let mut words = vec![quoted(OsStr::new(program))?];
         for argument in arguments {
@@ -74,12 +75,12 @@ impl Cleanup {
         self.order(&words.join(" "))
     }
 
-    /// Removes this file, or this folder and its content, but nothing that is mounted there.
+    /// Registers a file, or a folder and its content, to be removed. Whatever is mounted below it is kept.
     pub(crate) fn remove(&mut self, path: &Path) -> Result<(), String> {
         self.call("rm", [OsStr::new("-rf"), OsStr::new("--one-file-system"), OsStr::new("--"), path.as_os_str()])
     }
 
-    /// Creates a folder with its parents, and removes those that did not exist before.
+    /// Creates a folder and its parents, and registers those that did not exist before for removal.
     pub(crate) fn make_folder(&mut self, path: &Path) -> Result<(), String> {
         if path.is_dir() {
             return Ok(());
@@ -91,7 +92,7 @@ impl Cleanup {
         std::fs::create_dir(path).map_err(|error| format!("{}: {error}", path.display()))
     }
 
-    /// Runs this line of shell. It must not contain any input from outside.
+    /// Registers a line of shell. It must not contain input from outside this program.
     pub(crate) fn shell(&mut self, line: &str) -> Result<(), String> {
         self.order(line)
     }
@@ -107,7 +108,7 @@ impl Cleanup {
 
 impl Drop for Cleanup {
     fn drop(&mut self) {
-        // Closing the pipe starts the cleanup; the wait makes sure that it is finished.
+        // Closing the pipe starts the cleanup. Waiting for the process makes sure that the cleanup has finished.
         self.orders = None;
         let _ = self.process.wait();
     }

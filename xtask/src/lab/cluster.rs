@@ -1,4 +1,4 @@
-//! The real server and the real agent on the slice host, and the command line as an operator uses it.
+//! The real server and the real agent on the slice host, driven through the command line as an operator would.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -14,26 +14,25 @@ use super::network::{BRIDGE, HOST};
 use super::program::{read, run, text, wait_until, write};
 use crate::cargo;
 
-/// The port for the metrics of guests.
+/// Port on which the agent receives the guests' telemetry.
 const TELEMETRY_PORT: u16 = 9110;
-/// Longest wait. The slowest case is a guest that boots under emulation on a busy machine.
+/// Longest wait for anything. The slowest case is a guest that boots under emulation on a busy machine.
 pub(super) const PATIENCE: Duration = Duration::from_secs(900);
 
-/// Variables of the caller's environment that would change the lab.
+/// Environment variables of the caller that would change the lab's result.
 const NOT_OURS: [&str; 6] =
     ["GPUAAS_TOKEN", "GPUAAS_PROJECT", "GPUAAS_PROFILE", "GPUAAS_SOCKET", "GPUAAS_CONFIG", "GPUAAS_CORRELATION_ID"];
 
-/// Who runs a command.
+/// On whose behalf a command runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Caller {
-    /// The operator of the platform.
+    /// An operator of the platform.
     Operator,
-    /// A member of a project without other permissions.
+    /// A member of one project, without other permissions.
     Tenant,
 }
 
 impl Caller {
-    /// Returns the name for messages.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Operator => "an operator",
@@ -42,18 +41,18 @@ impl Caller {
     }
 }
 
-/// A server with one node: this machine.
+/// A server with a single node, which is this machine.
 pub(super) struct Cluster {
     folder: PathBuf,
     programs: PathBuf,
     api: String,
     agent: Option<Daemon>,
-    /// The name of the only node.
+    /// Name of that node.
     pub(super) node: String,
 }
 
 impl Cluster {
-    /// Starts the server, enrolls this machine and starts its agent.
+    /// Starts the server, enrolls this machine as a node and starts its agent.
     pub(super) fn start(programs: PathBuf, machine: &mut Machine, images: &Path, image_source: &str) -> Result<Self, String> {
         let folder = machine.folder.join("cluster");
         std::fs::create_dir(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
@@ -112,7 +111,7 @@ impl Cluster {
         command
     }
 
-    /// Starts the agent and waits until the server sees it.
+    /// Starts the agent and waits until the server reports it as connected.
     pub(super) fn start_agent(&mut self, machine: &mut Machine) -> Result<(), String> {
         let mut command = self.agent_command();
         self.agent = Some(Daemon::start("gpuaas-agent", command.arg("run"), &machine.folder, &mut machine.cleanup)?);
@@ -126,7 +125,7 @@ impl Cluster {
         self.agent.take().ok_or("there is no agent")?.kill()
     }
 
-    /// Returns the path of a caller's token.
+    /// Returns the path of the file with the caller's token.
     pub(super) fn token_file(&self, caller: Caller) -> PathBuf {
         self.folder.join(match caller {
             Caller::Operator => "server/admin-token",
@@ -134,7 +133,7 @@ impl Cluster {
         })
     }
 
-    /// Returns a command of this caller, not yet started.
+    /// Returns a `gpuaas` command that acts as the caller, not yet started.
     pub(super) fn command(&self, caller: Caller, arguments: &[&str]) -> Command {
         let mut command = Command::new(self.programs.join("gpuaas"));
         command.args(arguments).env("GPUAAS_URL", &self.api).env("GPUAAS_TOKEN_FILE", self.token_file(caller));
@@ -144,18 +143,18 @@ impl Cluster {
         command
     }
 
-    /// Runs a command and returns its output.
+    /// Runs a `gpuaas` command as the caller and returns its output.
     pub(super) fn cli(&self, caller: Caller, arguments: &[&str]) -> Result<String, String> {
         run(&mut self.command(caller, arguments))
     }
 
-    /// Runs a command and returns its output as a document.
+    /// Runs a `gpuaas` command as the caller and returns its output as JSON.
     pub(super) fn json(&self, caller: Caller, arguments: &[&str]) -> Result<Value, String> {
         let printed = self.cli(caller, &[arguments, &["-o", "json"]].concat())?;
         serde_json::from_str(&printed).map_err(|error| format!("gpuaas {}: {error}: {printed}", arguments.join(" ")))
     }
 
-    /// Runs a topology discovery on the node and creates a slot with its drive.
+    /// Discovers the node's topology, and approves a slot that uses the lab's drive.
     pub(super) fn approve(&self) -> Result<(), String> {
         let params = [format!("ovs_bridge={BRIDGE}"), "private_subnet=10.77.99.0/24".to_owned()];
         let mut discover = vec!["node", "topology", "discover", &self.node];
@@ -168,12 +167,12 @@ impl Cluster {
         })
     }
 
-    /// Returns the current state of the task.
+    /// Returns a task as the API shows it.
     pub(super) fn task(&self, id: &str) -> Result<Value, String> {
         self.json(Caller::Operator, &["task", "show", id])
     }
 
-    /// Waits until the task has reached this phase.
+    /// Waits until the task has reached the phase.
     pub(super) fn wait_for_phase(&self, id: &str, phase: &str) -> Result<(), String> {
         let mut seen = String::new();
         wait_until(&format!("{id} reaches {phase}"), PATIENCE, || {
@@ -184,7 +183,7 @@ impl Cluster {
         if seen == phase { Ok(()) } else { Err(format!("{id} was past {phase} before it could be stopped there")) }
     }
 
-    /// Waits for the end of a task, which must be a success.
+    /// Waits until the task has ended, and fails unless it succeeded.
     pub(super) fn wait_for_success(&self, id: &str) -> Result<Value, String> {
         let mut last = Value::Null;
         wait_until(&format!("{id} ends"), PATIENCE, || {
@@ -198,18 +197,18 @@ impl Cluster {
         Err(format!("{id}: {} {} {}\n{logs}", last["state"], last["code"], last["message"]))
     }
 
-    /// Returns the number of leases left in the agent's state.
+    /// Returns the number of lease files in the agent's state folder.
     pub(super) fn leases(&self) -> usize {
         let entries = std::fs::read_dir(self.folder.join("agent/leases")).into_iter().flatten().flatten();
         entries.filter(|entry| entry.path().extension().is_some_and(|extension| extension == "json")).count()
     }
 
-    /// Returns the folder for the lab's files of the cluster.
+    /// Returns the folder for the cluster's files.
     pub(super) fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// Returns the end of the agent's log.
+    /// Returns the last lines of the agent's log.
     pub(super) fn agent_log(&self, machine: &Machine) -> String {
         let log = read(&machine.folder.join("gpuaas-agent.log")).unwrap_or_default();
         let log = String::from_utf8_lossy(&log).into_owned();
@@ -218,8 +217,8 @@ impl Cluster {
     }
 }
 
-/// Returns the folder with the programs. They are built with the targets and features of the tests: without the tests' own dependencies
-/// many crates have other features, and would be compiled a second time after `cargo xtask test`.
+/// Returns the folder with the programs. They are built with the same targets and features as the tests: without the tests' own
+/// dependencies, many crates would have other features, and would be compiled a second time after `cargo xtask test`.
 pub(super) fn programs(build: bool) -> Result<PathBuf, String> {
     if build {
         let features = crate::test::features(&cargo::test_features()?);
@@ -239,7 +238,7 @@ fn free_port() -> Result<u16, String> {
 }
 
 impl Cluster {
-    /// Creates a key pair of the tenant and returns the private and the public half.
+    /// Creates an SSH key pair for the tenant. Returns the paths of the private and the public key.
     pub(super) fn key_pair(&self, cleanup: &mut Cleanup) -> Result<(PathBuf, PathBuf), String> {
         let key = self.folder.join("tenant_ed25519");
         run(Command::new("ssh-keygen").args(["-q", "-t", "ed25519", "-N", "", "-f"]).arg(&key))?;

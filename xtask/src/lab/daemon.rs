@@ -1,4 +1,4 @@
-//! Daemons that the lab starts in the foreground and stops itself.
+//! Daemons that the lab runs in the foreground and stops itself.
 
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -8,10 +8,10 @@ use std::time::Duration;
 use super::cleanup::Cleanup;
 use super::program::wait_until;
 
-/// Time limit for a daemon's start. libvirtd first asks QEMU for its capabilities.
+/// How long a daemon may take to start. libvirtd first queries QEMU for its capabilities.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A daemon of the lab. The cleanup ends it.
+/// A running daemon. The cleanup ends it.
 pub(super) struct Daemon {
     name: &'static str,
     process: Child,
@@ -19,19 +19,19 @@ pub(super) struct Daemon {
 }
 
 impl Daemon {
-    /// Starts it with its own log in `folder`.
+    /// Starts the daemon, with its log in `folder`.
     pub(super) fn start(name: &'static str, command: &mut Command, folder: &Path, cleanup: &mut Cleanup) -> Result<Self, String> {
         let log = folder.join(format!("{name}.log"));
         let output = std::fs::File::create(&log).map_err(|error| format!("{}: {error}", log.display()))?;
         let errors = output.try_clone().map_err(|error| format!("{}: {error}", log.display()))?;
-        // In its own group, so that Ctrl-C leaves the order of stopping to the cleanup.
+        // A process group of its own keeps Ctrl-C from reaching it, so that the cleanup decides the order in which things stop.
         command.process_group(0).stdin(Stdio::null()).stdout(output).stderr(errors);
         let process = command.spawn().map_err(|error| format!("{name} cannot be started: {error}"))?;
         cleanup.end(&process)?;
         Ok(Self { name, process, log })
     }
 
-    /// Waits until `answers` returns true.
+    /// Waits until `answers` returns true. Fails if the daemon ends first.
     pub(super) fn wait_until(&mut self, mut answers: impl FnMut() -> bool) -> Result<(), String> {
         let mut ended = None;
         let waited = wait_until("it does not answer", START_TIMEOUT, || {
@@ -48,7 +48,7 @@ impl Daemon {
         Err(format!("{}: {reason}\n{}", self.name, last.into_iter().rev().collect::<Vec<_>>().join("\n")))
     }
 
-    /// Kills it at once.
+    /// Kills the daemon with SIGKILL.
     pub(super) fn kill(mut self) -> Result<(), String> {
         self.process.kill().and_then(|()| self.process.wait()).map(|_| ()).map_err(|error| format!("{}: {error}", self.name))
     }

@@ -1,4 +1,4 @@
-//! A loop device as a replacement for an NVMe drive.
+//! A loop device that stands in for an NVMe drive.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -6,21 +6,21 @@ use std::process::Command;
 use super::cleanup::Cleanup;
 use super::program::run;
 
-/// Enough for the guest. The file is sparse, so it uses no space until it is written.
+/// Enough for the guest. The file is sparse, so it takes no space until it is written to.
 const SIZE: u64 = 4 * 1024 * 1024 * 1024;
 const BY_ID: &str = "/dev/disk/by-id";
-/// The name that udev would build from a model and a serial number.
+/// In the form in which udev combines a model and a serial number.
 const NAME: &str = "nvme-gpuaas-lab_LAB0";
 
-/// A drive for one guest.
+/// The drive of a guest.
 pub(super) struct Drive {
-    /// The device, such as `/dev/loop3`.
+    /// The device node, such as `/dev/loop3`.
     pub(super) device: PathBuf,
-    /// Its stable path under `/dev/disk/by-id`.
+    /// The stable path under `/dev/disk/by-id`.
     pub(super) stable: PathBuf,
 }
 
-/// Creates the drive from a file in `folder`. There may be no udev, so its link is created here.
+/// Creates the drive, backed by a file in `folder`. The machine may have no udev, so the stable link is created here.
 pub(super) fn make(folder: &Path, cleanup: &mut Cleanup) -> Result<Drive, String> {
     let path = folder.join("drive.raw");
     let file = std::fs::File::create(&path).map_err(|error| format!("{}: {error}", path.display()))?;
@@ -29,7 +29,7 @@ pub(super) fn make(folder: &Path, cleanup: &mut Cleanup) -> Result<Drive, String
     cleanup.call("losetup", [Path::new("--detach"), &device])?;
     cleanup.make_folder(Path::new(BY_ID))?;
     let stable = Path::new(BY_ID).join(NAME);
-    // A killed lab may have left a dangling link.
+    // A lab that was killed may have left a dangling link.
     let _ = std::fs::remove_file(&stable);
     cleanup.remove(&stable)?;
     std::os::unix::fs::symlink(&device, &stable).map_err(|error| format!("{}: {error}", stable.display()))?;

@@ -1,4 +1,4 @@
-//! A guest of the lab and the commands for it: of an operator with `gpuaas slice`, or of a tenant with `gpuaas alloc`.
+//! A guest of the lab, and the commands that control it: those of an operator (`gpuaas slice`) or of a tenant (`gpuaas alloc`).
 
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Stdio};
@@ -13,22 +13,21 @@ use super::program::{text, wait_until};
 use super::slice::expect;
 use super::tenant::{self, Wanted};
 
-/// A placement is found at once, or never.
+/// How long placement may take. It either succeeds immediately or never.
 const PLACING: Duration = Duration::from_secs(60);
 
-/// A requested guest.
 pub(super) struct Guest {
     caller: Caller,
     /// The allocation's id.
     pub(super) allocation: String,
-    /// The task that creates it.
+    /// The task that creates the guest.
     pub(super) task: String,
-    /// The tenant's command, which runs until the tenant can sign in.
+    /// The tenant's `alloc create`, which runs until the tenant can sign in. `None` for an operator's guest.
     waiting: Option<Child>,
 }
 
 impl Guest {
-    /// Requests a guest and returns as soon as its task is known.
+    /// Requests a guest, and returns as soon as its task is known.
     pub(super) fn ask(
         caller: Caller,
         name: &str,
@@ -48,7 +47,8 @@ impl Guest {
             }
             Caller::Tenant => {
                 let mut command = tenant::lease(cluster, name);
-                // In its own group, so that Ctrl-C leaves the order of stopping to the cleanup.
+                // A process group of its own keeps Ctrl-C from reaching it, so that the cleanup decides the order in which things
+                // stop.
                 command.process_group(0).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
                 let mut waiting = command.spawn().map_err(|error| format!("gpuaas cannot be started: {error}"))?;
                 cleanup.end(&waiting)?;
@@ -66,11 +66,11 @@ impl Guest {
         }
     }
 
-    /// Returns the sign-in information for the requester, as a `Host` block for OpenSSH.
+    /// Returns a `Host` block for OpenSSH with which the requester can sign in.
     pub(super) fn way_in(&mut self, made: &Value, wanted: &Wanted<'_>, cluster: &Cluster) -> Result<String, String> {
         let Some(mut waiting) = self.waiting.take() else {
             let address = word(&made["output"]["private_ip"], made)?;
-            // Addresses are reused.
+            // The host key is stored under the allocation's id, because addresses are reused.
             let (user, alias) = (wanted.user, &self.allocation);
             return Ok(format!(
                 "Host {alias}\n    HostName {address}\n    User {user}\n    HostKeyAlias {alias}\n    StrictHostKeyChecking accept-new\n"
@@ -88,17 +88,17 @@ impl Guest {
         cluster.cli(self.caller, &["alloc", "ssh-config", &self.allocation])
     }
 
-    /// Returns its console output.
+    /// Returns the guest's console output.
     pub(super) fn console(&self, cluster: &Cluster) -> Result<String, String> {
         cluster.cli(self.caller, &[self.noun(), "console", &self.allocation])
     }
 
-    /// Stops, starts or reboots it and waits for the result.
+    /// Stops, starts or reboots the guest, and waits for the result.
     pub(super) fn power(&self, action: &str, cluster: &Cluster) -> Result<(), String> {
         cluster.cli(self.caller, &[self.noun(), action, &self.allocation]).map(|_| ())
     }
 
-    /// Requests its release and returns the task.
+    /// Requests the guest's release, and returns the id of the release task.
     pub(super) fn release(&self, cluster: &Cluster) -> Result<String, String> {
         let order = cluster.json(self.caller, &[self.noun(), "release", &self.allocation, "--yes", "--no-wait"])?;
         match self.caller {
@@ -114,7 +114,7 @@ impl Guest {
         }
     }
 
-    /// Checks the records after the release task has succeeded.
+    /// Checks what the control plane shows after the release task has succeeded.
     pub(super) fn expect_over(&self, cluster: &Cluster) -> Result<(), String> {
         match self.caller {
             Caller::Operator => Ok(()),
@@ -139,7 +139,7 @@ impl Guest {
     }
 }
 
-/// Returns the standard output and standard error of a finished command, which must have succeeded.
+/// Waits for a command, which must succeed. Returns its standard output and standard error.
 fn ended(command: Child) -> Result<(String, String), String> {
     let output = command.wait_with_output().map_err(|error| format!("waiting for gpuaas: {error}"))?;
     let [printed, reported] = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
@@ -150,7 +150,7 @@ fn ended(command: Child) -> Result<(String, String), String> {
     }
 }
 
-/// Returns a required text of a document.
+/// Returns a string that `document` must contain.
 fn word(value: &Value, document: &Value) -> Result<String, String> {
     value.as_str().map(str::to_owned).ok_or_else(|| format!("something is missing in {document}"))
 }

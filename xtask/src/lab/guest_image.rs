@@ -1,7 +1,7 @@
-//! The disk image of the lab's guest: a small Debian with cloud-init and an SSH server, which boots from a BIOS.
+//! The disk image of the lab's guest: a small Debian with cloud-init and an SSH server that boots from a BIOS.
 //!
-//! Nothing is mounted to build it: the file system is created from a folder, and the boot loader is assembled and written into
-//! the gap before the partition.
+//! Building it mounts nothing: the file system is created from a folder, and the boot loader is assembled and written into the
+//! gap in front of the partition.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::os::unix::fs::PermissionsExt as _;
@@ -11,23 +11,22 @@ use std::process::Command;
 use super::cleanup::Cleanup;
 use super::program::{read, run, run_with_input, text, write};
 
-/// The release of Debian.
 const SUITE: &str = "bookworm";
-/// The kernel for virtual machines has drivers for virtio and NVMe only; it would not find a CD drive.
+/// The kernel is the one for virtual machines. It has drivers for virtio and NVMe only, so it does not see a CD drive.
 const PACKAGES: &str = "linux-image-cloud-amd64,systemd-sysv,udev,dbus,iproute2,openssh-server,cloud-init";
-/// The free space of the file system is for the guest.
+/// What the packages do not need is free space for the guest.
 const SIZE_MIB: u64 = 1200;
-/// The start of the partition, as sfdisk creates it. The boot loader is before it.
+/// Where sfdisk puts the first partition. The boot loader is in front of it.
 const PARTITION_KIB: u64 = 1024;
 const SECTOR: usize = 512;
-/// The code of the boot sector; the partition table follows.
+/// Size of the code in the boot sector; the partition table follows it.
 const BOOT_CODE: usize = 440;
 const GRUB: &str = "/usr/lib/grub/i386-pc/boot.img";
 const GRUB_MODULES: [&str; 4] = ["biosdisk", "part_msdos", "ext2", "linux"];
 
-/// Turns checksum offloading off in the guest. The user-space datapath of Open vSwitch forwards packets unchanged, and those
-/// whose checksum was left to a network card that does not exist would be dropped. (The kernel datapath handles this, so real
-/// hosts need nothing.)
+/// Turns checksum offloading off in the guest. The user-space datapath of Open vSwitch forwards packets unchanged, so a packet
+/// whose checksum was left to a (nonexistent) network card would be dropped. The kernel datapath handles this, so real hosts need
+/// nothing.
 const GRUB_CONFIGURATION: &str = "\
 set root=(hd0,msdos1)
 linux /boot/vmlinuz root=LABEL=guest ro console=ttyS0 virtio_net.csum=0 virtio_net.gso=0
@@ -37,7 +36,7 @@ boot
 
 /// Prepares the Debian in `$1` to boot quickly: under emulation, every program that starts costs a second.
 ///
-/// It has no SSH host keys, so that a client can tell that the injected ones are used.
+/// It removes the SSH host keys, so that a client can tell that the injected ones are in use.
 const CUSTOMIZE: &str = r#"#!/bin/sh
 set -e
 cat > "$1/etc/cloud/cloud.cfg.d/90_lab.cfg" <<'END'
@@ -59,7 +58,7 @@ ln -sf vmlinuz-* vmlinuz
 ln -sf initrd.img-* initrd.img
 "#;
 
-/// Returns the image. Builds it in about two minutes if it is not in `cache`.
+/// Returns the image. Builds it, which takes about two minutes, if it is not in `cache`.
 pub(super) fn ensure(cache: &Path) -> Result<PathBuf, String> {
     let image = cache.join(format!("guest-{:016x}.qcow2", recipe()));
     if image.is_file() {
@@ -76,26 +75,26 @@ pub(super) fn ensure(cache: &Path) -> Result<PathBuf, String> {
     let folder = cache.join(format!("guest-{}.new", std::process::id()));
     cleanup.make_folder(&folder)?;
     let made = make(&folder)?;
-    // The rename makes it complete or absent: a file with the right name can be trusted.
+    // Renamed last: a file with the right name is complete.
     std::fs::rename(&made, &image).map_err(|error| format!("{}: {error}", image.display()))?;
     Ok(image)
 }
 
-/// Returns the SHA-256 of an image in hexadecimal, as tasks need it.
+/// Returns the SHA-256 of an image in hexadecimal, as task parameters need it.
 pub(super) fn sha256(image: &Path) -> Result<String, String> {
     let printed = run(Command::new("sha256sum").arg(image))?;
     let digest = printed.split_whitespace().next().filter(|digest| digest.len() == 64);
     digest.map(str::to_owned).ok_or_else(|| format!("sha256sum printed no digest: {printed}"))
 }
 
-/// Distinguishes images that were built in different ways.
+/// Returns a hash of everything that determines the image's content.
 fn recipe() -> u64 {
     let mut hasher = DefaultHasher::new();
     (SUITE, PACKAGES, SIZE_MIB, PARTITION_KIB, GRUB_MODULES, GRUB_CONFIGURATION, CUSTOMIZE).hash(&mut hasher);
     hasher.finish()
 }
 
-/// Builds the image in an empty folder and returns its path.
+/// Builds the image in an empty folder, and returns its path.
 fn make(folder: &Path) -> Result<PathBuf, String> {
     let root = folder.join("root");
     let customize = folder.join("customize");
@@ -114,9 +113,9 @@ fn make(folder: &Path) -> Result<PathBuf, String> {
     let raw = folder.join("disk.raw");
     let file = std::fs::File::create(&raw).map_err(|error| format!("{}: {error}", raw.display()))?;
     file.set_len(SIZE_MIB * 1024 * 1024).map_err(|error| format!("{}: {error}", raw.display()))?;
-    // One bootable partition of Linux.
+    // A single bootable Linux partition.
     run_with_input(Command::new("sfdisk").arg("--quiet").arg(&raw), &format!("{}KiB,,83,*\n", PARTITION_KIB))?;
-    // Some versions of GRUB read neither metadata checksums nor 64-bit block numbers.
+    // Some versions of GRUB support neither metadata checksums nor 64-bit block numbers.
     run(Command::new("mkfs.ext4")
         .args(["-q", "-L", "guest", "-m", "0", "-O", "^metadata_csum,^64bit"])
         .args(["-E", &format!("offset={},root_owner=0:0", PARTITION_KIB * 1024), "-d"])
@@ -129,7 +128,7 @@ fn make(folder: &Path) -> Result<PathBuf, String> {
     Ok(image)
 }
 
-/// Writes GRUB into the boot sector and the gap after it, with an embedded configuration, so that it needs no files.
+/// Writes GRUB into the boot sector and the gap behind it. Its configuration is embedded, so it needs no files.
 fn write_boot_loader(raw: &Path, folder: &Path) -> Result<(), String> {
     use std::os::unix::fs::FileExt as _;
 
@@ -148,7 +147,7 @@ fn write_boot_loader(raw: &Path, folder: &Path) -> Result<(), String> {
     if core.len() > gap {
         return Err(format!("GRUB has {} bytes, and there are {gap} before the partition", core.len()));
     }
-    // By default, the boot sector expects the rest in the second sector, and the rest expects itself right after that.
+    // By default, the boot sector loads the rest from the second sector, and the rest expects to start right there.
     let disk = std::fs::OpenOptions::new().write(true).open(raw).map_err(|error| format!("{}: {error}", raw.display()))?;
     let written = disk.write_all_at(code, 0).and_then(|()| disk.write_all_at(&core, SECTOR as u64));
     written.map_err(|error| format!("{}: {error}", raw.display()))

@@ -1,15 +1,15 @@
-//! A small web server for one image: slow enough to interrupt a download, and with support for resuming it.
+//! A small web server for one image. It is slow enough for a download to be interrupted, and supports resuming one.
 
 use std::io::{BufRead as _, BufReader, Read as _, Seek as _, SeekFrom, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Bytes per piece, and the pause between two of them: 40 MiB per second.
+/// Bytes per write, and the pause between two writes: 40 MiB per second.
 const PIECE: usize = 1024 * 1024;
 const PAUSE: Duration = Duration::from_millis(25);
 
-/// Serves the image under any path until the process ends. Returns its address.
+/// Serves the image at every path until this process ends. Returns the base URL.
 pub(super) fn start(image: &Path) -> Result<String, String> {
     let listener = TcpListener::bind(("127.0.0.1", 0)).map_err(|error| format!("the image server: {error}"))?;
     let address = listener.local_addr().map_err(|error| format!("the image server: {error}"))?;
@@ -18,7 +18,7 @@ pub(super) fn start(image: &Path) -> Result<String, String> {
         for stream in listener.incoming().flatten() {
             let image = image.clone();
             std::thread::spawn(move || {
-                // A client that disconnects in the middle is expected.
+                // A client that disconnects during the download is expected.
                 let _ = answer(stream, &image);
             });
         }

@@ -7,14 +7,14 @@ use std::process::Command;
 
 use super::program::{read, run};
 
-/// The content of the archive, by path without the leading `/`. Sorted, so that a folder comes before its content.
+/// The content of the archive, by path without the leading `/`. The order puts a folder in front of its content.
 #[derive(Default)]
 pub(super) struct Initrd {
     entries: BTreeMap<String, Entry>,
 }
 
 struct Entry {
-    /// Type and permissions, as the system encodes them.
+    /// File type and permissions, as in `st_mode`.
     mode: u32,
     content: Vec<u8>,
 }
@@ -35,7 +35,7 @@ impl Initrd {
         self.add(at, FILE, content.into());
     }
 
-    /// Adds a program or script with this content.
+    /// Adds an executable file with this content.
     pub(super) fn script(&mut self, at: &str, content: impl Into<Vec<u8>>) {
         self.add(at, PROGRAM, content.into());
     }
@@ -45,10 +45,10 @@ impl Initrd {
         self.add(at, LINK, target.as_bytes().to_vec());
     }
 
-    /// Adds a program of this machine with its libraries, each at the path where the program expects it.
+    /// Adds a program of this machine, with its libraries at the paths at which the program expects them.
     pub(super) fn program(&mut self, from: &Path, at: &str) -> Result<(), String> {
         self.script(at, read(from)?);
-        // Fails for a static program, which has no libraries.
+        // `ldd` fails for a static program, which has no libraries.
         let listed = run(Command::new("ldd").arg(from)).unwrap_or_default();
         for library in libraries(&listed) {
             if !self.entries.contains_key(library.trim_start_matches('/')) {
@@ -58,7 +58,7 @@ impl Initrd {
         Ok(())
     }
 
-    /// Writes the archive in the format that the kernel reads ("newc").
+    /// Writes the archive in the "newc" cpio format, which the kernel reads.
     pub(super) fn write(&self, path: &Path) -> Result<(), String> {
         let written = std::fs::File::create(path).and_then(|file| {
             let mut archive = BufWriter::new(file);
@@ -80,17 +80,18 @@ impl Initrd {
     }
 }
 
-/// Returns the paths in the output of `ldd`: `name => path (address)`, or `path (address)` for the loader.
+/// Returns the paths in the output of `ldd`: `name => path (address)`, or `path (address)` for the dynamic loader.
 fn libraries(listed: &str) -> impl Iterator<Item = &str> {
     listed.lines().filter_map(|line| line.split_whitespace().find(|word| word.starts_with('/')))
 }
 
-/// Writes one entry: a header of hexadecimal numbers, the name, the content, each padded to four bytes.
+/// Writes one entry: a header of hexadecimal numbers, the name and the content, each padded to four bytes.
 fn write_entry(archive: &mut impl Write, number: u32, name: &str, mode: u32, content: &[u8]) -> std::io::Result<()> {
     let too_large = |_| std::io::Error::from(std::io::ErrorKind::FileTooLarge);
     let size = u32::try_from(content.len()).map_err(too_large)?;
     let name_size = u32::try_from(name.len() + 1).map_err(too_large)?;
-    // Owner, group, links, modification time; then devices, then a checksum that this format does not use.
+    // Inode, mode, owner, group, links, modification time, size, four device numbers, name size, and a checksum that this format
+    // does not use.
     let header = [number, mode, 0, 0, 1, 0, size, 0, 0, 0, 0, name_size, 0];
     write!(archive, "070701")?;
     for field in header {

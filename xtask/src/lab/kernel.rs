@@ -1,4 +1,4 @@
-//! A kernel of Debian, unpacked but not installed.
+//! A Debian kernel that is unpacked but not installed.
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
@@ -8,19 +8,17 @@ use super::cleanup::Cleanup;
 use super::initrd::Initrd;
 use super::program::{read, run};
 
-/// A package that always depends on the newest kernel for virtual machines.
+/// The metapackage that depends on the newest kernel for virtual machines.
 const META_PACKAGE: &str = "linux-image-cloud-amd64";
 
-/// A kernel and its modules.
 pub(super) struct Kernel {
-    /// The bootable image.
     pub(super) image: PathBuf,
-    /// The folder of the modules of this version.
+    /// The folder with the modules of this kernel version.
     modules: PathBuf,
 }
 
 impl Kernel {
-    /// Returns the newest kernel that apt knows. Downloads it if it is not in `cache`.
+    /// Returns the newest kernel that apt offers. Downloads it if it is not in `cache`.
     pub(super) fn ensure(cache: &Path) -> Result<Self, String> {
         let depends = run(Command::new("apt-cache").args(["depends", META_PACKAGE]))?;
         let package = depends.lines().find_map(|line| line.trim().strip_prefix("Depends: linux-image-"));
@@ -33,7 +31,7 @@ impl Kernel {
         Ok(Self { image, modules: folder.join("lib/modules").join(version) })
     }
 
-    /// Adds these modules and their dependencies to `initrd`, and returns their paths in load order.
+    /// Adds modules and their dependencies to `initrd`. Returns their paths in load order.
     pub(super) fn add_modules(&self, names: &[&str], initrd: &mut Initrd) -> Result<Vec<String>, String> {
         let listed = String::from_utf8_lossy(&read(&self.modules.join("modules.dep"))?).into_owned();
         let mut paths = vec![];
@@ -58,11 +56,12 @@ fn fetch(version: &str, folder: &Path) -> Result<(), String> {
     let root = new.join("root");
     run(Command::new("dpkg-deb").arg("--extract").args([&package, &root]))?;
     run(Command::new("depmod").arg("--basedir").arg(&root).arg(version))?;
-    // The rename makes it complete or absent.
+    // Renamed last: a folder with the right name is complete.
     std::fs::rename(&root, folder).map_err(|error| format!("{}: {error}", folder.display()))
 }
 
-/// Returns these modules and their dependencies, from the output of `depmod`: `path: path path …`, the nearest dependency first.
+/// Returns modules and their dependencies in load order, from the output of `depmod`: `path: path path …`, nearest dependency
+/// first.
 fn in_order<'a>(listed: &'a str, names: &[&str]) -> Result<Vec<&'a str>, String> {
     let lines = listed.lines().filter_map(|line| line.split_once(':'));
     let by_name: HashMap<String, (&str, &str)> = lines.map(|(path, needs)| (name_of(path), (path, needs))).collect();
@@ -79,7 +78,7 @@ fn in_order<'a>(listed: &'a str, names: &[&str]) -> Result<Vec<&'a str>, String>
     Ok(order)
 }
 
-/// Normalizes the name of a module: `-` and `_` are equivalent.
+/// Returns the name of a module from its path, with `-` replaced by `_`: the two are equivalent.
 fn name_of(path: &str) -> String {
     let file = path.rsplit('/').next().unwrap_or(path);
     file.split('.').next().unwrap_or(file).replace('-', "_")

@@ -1,8 +1,8 @@
-//! A private libvirtd behind the usual socket.
+//! A private libvirtd that listens on the usual socket.
 //!
-//! The agent calls `virsh` without options and with an empty environment, so the socket must be at its usual path. The files of
-//! libvirtd need not be: it runs in a mount namespace in which its folders are empty ones of the lab. The settings and guests of
-//! the machine's own libvirt are not touched.
+//! The agent calls `virsh` without options and with an empty environment, so the socket must be at its usual path. libvirtd's
+//! files need not be: it runs in a mount namespace in which its folders are replaced by empty ones of the lab. The settings and
+//! guests of the machine's own libvirt are not touched.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::net::UnixStream;
@@ -15,10 +15,11 @@ use super::program::{run, text, write};
 
 const RUN: &str = "/run/libvirt";
 const KVM: &str = "/dev/kvm";
-/// The folders of libvirt.
+/// The folders that libvirt uses, relative to the root.
 const FOLDERS: [&str; 4] = ["etc/libvirt", "var/lib/libvirt", "var/cache/libvirt", "var/log/libvirt"];
 
-/// `$1` is the lab's folder, laid out like the machine's; the program follows.
+/// Runs a program in the namespace. `$1` is the lab's folder, laid out like the machine's root; the program and its arguments
+/// follow.
 const IN_NAMESPACE: &str = r#"
 ours=$1
 shift
@@ -28,13 +29,14 @@ done
 exec "$@"
 "#;
 
-/// A small machine like CI's has no security module, and nothing that would remove the control groups that libvirt leaves behind.
+/// A small machine, such as one of CI, has no security module, and nothing that would remove the control groups that libvirt
+/// leaves behind.
 const QEMU_CONF: &str = "\
 security_driver = \"none\"
 cgroup_controllers = [ ]
 ";
 
-/// Starts virtlogd and libvirtd, unless they are already running. At the end, new guests are removed.
+/// Starts virtlogd and libvirtd unless they are already running. The cleanup removes guests that were created since.
 pub(super) fn start(folder: &Path, cleanup: &mut Cleanup) -> Result<(), String> {
     if answers("libvirt-sock") {
         println!("    libvirtd is running already; the lab uses it as it is set up");
@@ -42,12 +44,12 @@ pub(super) fn start(folder: &Path, cleanup: &mut Cleanup) -> Result<(), String> 
         let ours = folder.join("libvirt");
         prepare(&ours, cleanup)?;
         lend_kvm(cleanup)?;
-        // libvirtd passes the guests' consoles to it.
+        // libvirtd sends the guests' console output to virtlogd.
         let mut virtlogd = Daemon::start("virtlogd", &mut in_namespace(&ours, "virtlogd")?, folder, cleanup)?;
         virtlogd.wait_until(|| answers("virtlogd-sock"))?;
         let mut libvirtd = Daemon::start("libvirtd", &mut in_namespace(&ours, "libvirtd")?, folder, cleanup)?;
         libvirtd.wait_until(|| answers("libvirt-sock"))?;
-        // libvirtd asks QEMU for its capabilities when it first needs them, which takes seconds; so do it now.
+        // libvirtd queries QEMU for its capabilities when it first needs them, which takes seconds, so trigger that now.
         run(Command::new("virsh").args(["--quiet", "domcapabilities", "--virttype", "qemu"]))?;
     }
     let before = run(Command::new("virsh").args(["--quiet", "list", "--all", "--uuid"]))?;
@@ -59,24 +61,24 @@ pub(super) fn start(folder: &Path, cleanup: &mut Cleanup) -> Result<(), String> 
     ))
 }
 
-/// Returns whether a process listens at this socket. The socket of a killed process does not answer.
+/// Returns whether a process listens on this socket. The socket file of a killed process may still exist.
 fn answers(socket: &str) -> bool {
     UnixStream::connect(Path::new(RUN).join(socket)).is_ok()
 }
 
-/// Creates the empty folders and our settings.
+/// Creates the empty folders and the lab's settings.
 fn prepare(ours: &Path, cleanup: &mut Cleanup) -> Result<(), String> {
     cleanup.make_folder(Path::new(RUN))?;
     for folder in FOLDERS.map(|folder| ours.join(folder)) {
         std::fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
     }
     write(&ours.join("etc/libvirt/qemu.conf"), QEMU_CONF)?;
-    // Warnings only; the rest is about missing hardware.
+    // Log only warnings and errors: everything below is about missing hardware.
     write(&ours.join("etc/libvirt/libvirtd.conf"), "log_outputs = \"3:stderr\"\n")
 }
 
-/// Gives `/dev/kvm` to QEMU's user, like udev. The lab's guests are emulated, but if KVM exists and that user cannot use it,
-/// libvirtd does not trust its cached capabilities of QEMU and asks again each time: a single `virsh define` then takes two
+/// Gives `/dev/kvm` to QEMU's user, as udev would. The lab's guests are emulated, but if KVM exists and that user cannot open it,
+/// libvirtd distrusts its cached capabilities of QEMU and queries them every time: a single `virsh define` then takes two
 /// minutes.
 fn lend_kvm(cleanup: &mut Cleanup) -> Result<(), String> {
     let Ok(before) = std::fs::metadata(KVM) else { return Ok(()) };

@@ -1,4 +1,4 @@
-//! This machine, prepared as a slice host while the lab runs.
+//! This machine, set up as a slice host for as long as the lab runs.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -10,22 +10,21 @@ use super::{drive, libvirt, network};
 use crate::requirements::is_root;
 use crate::test::temporary_folder;
 
-/// The components of a slice host. Dropping it ends the guests and daemons, and undoes all other changes.
+/// The components of a slice host. Dropping it ends the guests and daemons, and undoes every other change to the machine.
 pub(super) struct Machine {
-    /// The folder of the lab, including the logs of the daemons.
+    /// The lab's folder, which also has the logs of the daemons.
     pub(super) folder: PathBuf,
-    /// The parent of the guests' folders, which QEMU's user can enter.
+    /// The parent of the guests' folders. QEMU's user can enter it.
     pub(super) instances: PathBuf,
-    /// The DHCP server for the guests.
     pub(super) dhcp: Dhcp,
-    /// The boot drive of a guest.
+    /// The boot drive of the guest.
     pub(super) drive: Drive,
-    /// Ends processes that are started later.
+    /// Also ends processes that are started later.
     pub(super) cleanup: Cleanup,
 }
 
 impl Machine {
-    /// Starts everything.
+    /// Sets up and starts every component.
     pub(super) fn start() -> Result<Self, String> {
         if !is_root() {
             return Err(
@@ -33,7 +32,7 @@ impl Machine {
             );
         }
         let mut cleanup = Cleanup::start()?;
-        // A short path that all users can enter: QEMU opens the files of a guest as its own user.
+        // A short path that all users may enter: QEMU opens a guest's files as a user of its own.
         let folder = temporary_folder(Path::new("/tmp"))?;
         cleanup.remove(&folder)?;
         let instances = folder.join("instances");

@@ -1,7 +1,7 @@
 //! The network of a slice host: a user-space Open vSwitch bridge, DHCP on it, and source NAT behind it.
 //!
-//! The agent calls `ovs-vsctl` without options and with an empty environment, so Open vSwitch's sockets are at their usual paths.
-//! If the machine has its own Open vSwitch, it is left alone and the lab does not run.
+//! The agent calls `ovs-vsctl` without options and with an empty environment, so the sockets of Open vSwitch are at their usual
+//! paths. If the machine has an Open vSwitch of its own, the lab leaves it alone and does not run.
 
 use std::net::Ipv4Addr;
 use std::os::unix::fs::PermissionsExt as _;
@@ -13,29 +13,30 @@ use super::cleanup::Cleanup;
 use super::daemon::Daemon;
 use super::program::{run, run_with_input, text, write};
 
-/// The bridge of the guests.
+/// Bridge that the guests are attached to.
 pub(super) const BRIDGE: &str = "br-gpulab";
-/// The host's address on that bridge.
+/// Address of the host on the bridge.
 pub(super) const HOST: Ipv4Addr = Ipv4Addr::new(10, 77, 99, 1);
-/// The network of the bridge.
+/// Address of the bridge's network.
 pub(super) const NETWORK: Ipv4Addr = Ipv4Addr::new(10, 77, 99, 0);
 const PREFIX: u8 = 24;
 
 const OVS_RUN: &str = "/var/run/openvswitch";
 const OVS_SCHEMA: &str = "/usr/share/openvswitch/vswitch.ovsschema";
 const IP_FORWARD: &str = "/proc/sys/net/ipv4/ip_forward";
-/// Our table of packet filter rules. Others are not touched.
+/// The nftables table of the lab's rules. Other tables are not touched.
 const TABLE: &str = "gpuaas_lab";
 
-/// How DHCP learns about guests.
+/// How to tell the DHCP server about guests.
 pub(super) struct Dhcp {
-    /// A file here is a reservation, and is read as soon as it appears.
+    /// Each file in this folder is a reservation. dnsmasq reads it as soon as it appears.
     pub(super) reservations: PathBuf,
-    /// The process to signal (SIGHUP) when a reservation is removed: a deleted file alone has no effect.
+    /// File with the id of the process that needs a SIGHUP when a reservation is removed: deleting the file has no effect by
+    /// itself.
     pub(super) pid_file: PathBuf,
 }
 
-/// Starts all of it.
+/// Starts the bridge, DHCP and NAT.
 pub(super) fn start(folder: &Path, cleanup: &mut Cleanup) -> Result<Dhcp, String> {
     start_switch(folder, cleanup)?;
     make_bridge(cleanup)?;
@@ -68,7 +69,7 @@ fn start_switch(folder: &Path, cleanup: &mut Cleanup) -> Result<(), String> {
     Daemon::start("ovs-vswitchd", &mut switch, folder, cleanup)?.wait_until(|| UnixStream::connect(&control).is_ok())
 }
 
-/// Creates the bridge. A user-space datapath needs no kernel module.
+/// Creates the bridge. Its datapath is in user space, so it needs no kernel module.
 fn make_bridge(cleanup: &mut Cleanup) -> Result<(), String> {
     let add = ["--timeout=20", "--", "add-br", BRIDGE, "--", "set", "bridge", BRIDGE, "datapath_type=netdev"];
     run(Command::new("ovs-vsctl").args(add))?;
@@ -78,10 +79,10 @@ fn make_bridge(cleanup: &mut Cleanup) -> Result<(), String> {
     Ok(())
 }
 
-/// Starts dnsmasq. It gives addresses only to clients with a reservation. It listens on the bridge only, and has no DNS.
+/// Starts dnsmasq. It serves only clients with a reservation, listens only on the bridge, and does no DNS.
 fn start_dhcp(folder: &Path, cleanup: &mut Cleanup) -> Result<Dhcp, String> {
     let dhcp = Dhcp { reservations: folder.join("reservations"), pid_file: folder.join("dnsmasq.pid") };
-    // It reads them as an unprivileged user, like on any host.
+    // dnsmasq reads the reservations as an unprivileged user, as it does on any host.
     let reservations = &dhcp.reservations;
     std::fs::create_dir(reservations)
         .and_then(|()| std::fs::set_permissions(reservations, std::fs::Permissions::from_mode(0o755)))
@@ -97,7 +98,7 @@ fn start_dhcp(folder: &Path, cleanup: &mut Cleanup) -> Result<Dhcp, String> {
     Ok(dhcp)
 }
 
-/// Configures source NAT and forwarding. The lab's guest does not use them, but a slice host must have them.
+/// Sets up source NAT and forwarding. The lab's guest does not use them, but a slice host must have them.
 fn hide_guests(cleanup: &mut Cleanup) -> Result<(), String> {
     let rules = format!(
         "table ip {TABLE} {{\n  chain postrouting {{\n    type nat hook postrouting priority srcnat;\n    \

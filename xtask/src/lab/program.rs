@@ -1,29 +1,29 @@
-//! Runs programs and waits for them.
+//! Runs programs, and waits for conditions.
 
 use std::io::Write as _;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// Runs a program to its end and returns its output. An error has the call and the error output.
+/// Runs a program and returns its standard output. An error contains the command line and the program's standard error.
 pub(crate) fn run(command: &mut Command) -> Result<String, String> {
     let output = command.stdin(Stdio::null()).output().map_err(|error| cannot_start(command, &error))?;
     succeeded(command, &output)
 }
 
-/// Like [`run`], with input.
+/// Like [`run`], with text for the program's standard input.
 pub(crate) fn run_with_input(command: &mut Command, input: &str) -> Result<String, String> {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(|error| cannot_start(command, &error))?;
     if let Some(mut pipe) = child.stdin.take() {
-        // A program that does not read all its input reports the reason itself.
+        // A program that does not read all of its input reports the reason itself.
         let _ = pipe.write_all(input.as_bytes());
     }
     let output = child.wait_with_output().map_err(|error| format!("waiting for {}: {error}", shown(command)))?;
     succeeded(command, &output)
 }
 
-/// Waits until a condition holds. It polls ten times per second, because the daemons of the lab do not notify.
+/// Waits until a condition holds. Polls ten times per second, because the lab's daemons offer no notification.
 pub(crate) fn wait_until(what: &str, timeout: Duration, mut is_so: impl FnMut() -> bool) -> Result<(), String> {
     let started = Instant::now();
     while !is_so() {
@@ -35,17 +35,17 @@ pub(crate) fn wait_until(what: &str, timeout: Duration, mut is_so: impl FnMut() 
     Ok(())
 }
 
-/// Writes a file, with its name in the error.
+/// Writes a file. An error contains the path.
 pub(crate) fn write(path: &Path, content: impl AsRef<[u8]>) -> Result<(), String> {
     std::fs::write(path, content).map_err(|error| format!("{}: {error}", path.display()))
 }
 
-/// Reads a file, with its name in the error.
+/// Reads a file. An error contains the path.
 pub(crate) fn read(path: &Path) -> Result<Vec<u8>, String> {
     std::fs::read(path).map_err(|error| format!("{}: {error}", path.display()))
 }
 
-/// Returns a path as a part of an argument. The lab creates all its paths itself, so they are valid text.
+/// Returns a path as text, for use within an argument. The lab creates all its paths itself, so this does not fail.
 pub(crate) fn text(path: &Path) -> Result<&str, String> {
     path.to_str().ok_or_else(|| format!("{} is not text", path.display()))
 }

@@ -1,4 +1,4 @@
-//! Requirements of the labs besides Rust.
+//! What the labs require besides Rust.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,11 +11,11 @@ const SLICE: &str = "the lab of slices";
 const VFIO: &str = "the lab of VFIO";
 const BOTH: &str = "every lab";
 
-/// Requirements of a slice host and its guest's image.
+/// Requirements of a slice host and of building its guest's image.
 pub(super) const FOR_SLICE: [Requirement; 13] = [
     QEMU,
     Requirement { name: "qemu-img", package: Debian("qemu-utils"), find: || in_path("qemu-img"), needed_for: SLICE },
-    // Its settings file stands for the user of QEMU, which the same package creates.
+    // The settings file shows that the package is installed, which also creates QEMU's user.
     Requirement {
         name: "libvirtd",
         package: Debian("libvirt-daemon-system"),
@@ -43,7 +43,7 @@ pub(super) const FOR_SLICE: [Requirement; 13] = [
     Requirement { name: "sfdisk", package: Debian("fdisk"), find: || in_path("sfdisk"), needed_for: SLICE },
     Requirement {
         name: "GRUB for a BIOS",
-        // It includes the program that assembles its files.
+        // This package also has the program that assembles GRUB's files.
         package: Debian("grub-pc-bin"),
         find: || in_path("grub-mkimage").and(file("/usr/lib/grub/i386-pc/boot.img")),
         needed_for: SLICE,
@@ -61,7 +61,7 @@ pub(super) const FOR_VFIO: [Requirement; 4] = [
 const QEMU: Requirement =
     Requirement { name: "QEMU", package: Debian("qemu-system-x86"), find: || in_path("qemu-system-x86_64"), needed_for: BOTH };
 
-/// Checks or installs all of them. A lab without one of its parts proves nothing, so the first missing one ends it.
+/// Checks or installs all requirements. A lab that lacks a component proves nothing, so the first missing one is an error.
 pub(super) fn ensure(requirements: &[Requirement]) -> Result<(), String> {
     let root = is_root();
     if root && (QEMU.find)().is_none() {
@@ -75,15 +75,15 @@ fn file(path: &str) -> Option<PathBuf> {
     path.is_file().then(|| path.to_owned())
 }
 
-/// Replaces the `qemu-utils` of another release, which breaks QEMU. apt downgrades a package only if told to.
+/// Replaces a `qemu-utils` of another release, with which QEMU cannot be installed. apt downgrades a package only if told to.
 ///
-/// A failure here appears again, with a better message, when QEMU is installed.
+/// Errors are ignored: they recur, with a better message, when QEMU is installed.
 fn give_way_to_qemu() {
     let policy = || program::run(Command::new("apt-cache").args(["policy", "qemu-system-x86"]));
     let candidate = || policy().ok()?.lines().find_map(|line| line.trim().strip_prefix("Candidate: ").map(str::to_owned));
     let utils = || program::run(Command::new("dpkg-query").args(["--show", "--showformat=${Version}", "qemu-utils"])).ok();
     let Some(installed) = utils().filter(|version| !version.is_empty()) else { return };
-    // Without package lists there is no candidate.
+    // There is no candidate as long as apt has no package lists.
     let Some(candidate) = candidate().or_else(|| apt_get(&["update"]).then(candidate).flatten()) else { return };
     if installed != candidate {
         println!("replacing qemu-utils {installed} by {candidate}, the release that QEMU comes from");

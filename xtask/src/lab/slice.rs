@@ -1,5 +1,5 @@
-//! `cargo xtask lab slice`: a tenant's lease, or an operator's command, through the real server and agent to a real guest; SSH
-//! into it; and the proof that nothing is left.
+//! `cargo xtask lab slice`: takes a tenant's lease, or an operator's command, through the real server and agent to a real guest,
+//! signs in to it with SSH, and checks that nothing is left afterwards.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -26,7 +26,7 @@ pub(super) struct Options {
     hold: bool,
 }
 
-/// Who requests each guest, and the phase in which its agent is killed: one that takes long enough.
+/// Who requests each guest, and the phase in which the agent is killed. Each phase takes long enough to be caught.
 const GUESTS: [(Caller, &str); 3] = [
     (Caller::Tenant, "image_stat_download"),
     (Caller::Operator, "image_write_convert"),
@@ -35,7 +35,7 @@ const GUESTS: [(Caller, &str); 3] = [
 ];
 const USER: &str = "tenant";
 
-/// Runs the lab. Returns true if it succeeded.
+/// Runs the lab. Returns true if every check passed.
 pub(super) fn run(options: &Options) -> Result<bool, String> {
     requirements::ensure(&requirements::FOR_SLICE)?;
     let programs = cluster::programs(!options.no_build)?;
@@ -98,14 +98,14 @@ fn guests(machine: &mut Machine, cluster: &mut Cluster, image: &Path, source: &s
     Ok(())
 }
 
-/// The SSH client's access to the guest.
+/// How the SSH client reaches the guest.
 struct Ssh<'a> {
     key: &'a Path,
     folder: &'a Path,
 }
 
 impl Ssh<'_> {
-    /// Returns the path of the configuration, whose only host is the guest.
+    /// Returns the path of the client's configuration, whose only host is the guest.
     fn config(&self) -> PathBuf {
         self.folder.join("ssh_config")
     }
@@ -122,7 +122,7 @@ impl Ssh<'_> {
     }
 }
 
-/// Writes a file as the tenant and checks that it is on the drive.
+/// Writes a file in the guest as the tenant, and checks that its content is on the drive.
 fn write_canary(machine: &Machine, ssh: &Ssh<'_>, number: usize) -> Result<String, String> {
     let canary = format!("canary-of-tenant-{number}-{}", std::process::id());
     let devices =
@@ -182,7 +182,7 @@ fn release(machine: &mut Machine, cluster: &mut Cluster, guest: &Guest, canary: 
     expect(cluster.leases() == 0, "no slot is leased")
 }
 
-/// Returns whether a text is anywhere on the drive, whatever its file system.
+/// Returns whether a text occurs anywhere on the drive, in a file system or outside one.
 fn on_drive(machine: &Machine, what: &str) -> Result<bool, String> {
     let mut grep = Command::new("grep");
     let status = grep.args(["--quiet", "--text", "--fixed-strings", what]).arg(&machine.drive.device).status();
@@ -193,7 +193,7 @@ fn on_drive(machine: &Machine, what: &str) -> Result<bool, String> {
     }
 }
 
-/// Checks that a condition holds.
+/// Prints `what` if `so` is true, and returns it as an error otherwise.
 pub(super) fn expect(so: bool, what: &str) -> Result<(), String> {
     if !so {
         return Err(format!("not so: {what}"));

@@ -1,4 +1,4 @@
-//! The tenant of the lab: what an operator creates for it, and what it sees of its project.
+//! The tenant of the lab: what an operator creates for it, and what the tenant sees of its project.
 
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
@@ -11,26 +11,26 @@ use super::slice::expect;
 
 const ORGANIZATION: &str = "acme";
 const PROJECT: &str = "acme/training";
-/// The service account that acts as the tenant. People need a browser to sign in; their permissions are the same.
+/// The service account that acts as the tenant. A person would need a browser to sign in, and has the same permissions.
 const ACCOUNT: &str = "lab";
 const PRODUCT: &str = "lab-1x";
 const IMAGE: &str = "debian";
 const KEY: &str = "laptop";
 
-/// The image of the guests, and who may sign in to them.
+/// The image that the guests start from, and who may sign in to them.
 pub(super) struct Wanted<'a> {
-    /// The URL from which hosts download the image.
+    /// URL from which hosts download the image.
     pub(super) url: &'a str,
-    /// Its SHA-256, in hexadecimal.
+    /// SHA-256 of the image, in hexadecimal.
     pub(super) digest: &'a str,
-    /// The user in the guest.
+    /// Name of the user in the guest.
     pub(super) user: &'a str,
-    /// The file with the public key of the user.
+    /// Path of the user's public SSH key.
     pub(super) public_key: &'a Path,
 }
 
-/// Creates a product, an image and a project with a quota of one slot, as an operator. The tenant gets its own key and uses it
-/// from then on.
+/// As an operator, creates a product, an image and a project with a quota of one slot. The tenant gets an API key of its own, and
+/// uses it from then on.
 pub(super) fn welcome(cluster: &Cluster, wanted: &Wanted<'_>) -> Result<(), String> {
     let Wanted { url, digest, user, public_key } = wanted;
     for order in [
@@ -45,7 +45,7 @@ pub(super) fn welcome(cluster: &Cluster, wanted: &Wanted<'_>) -> Result<(), Stri
     let key = cluster.json(Caller::Operator, &["key", "create", ACCOUNT, "--life", "1d", "--project", PROJECT])?;
     let secret = key["secret"].as_str().ok_or("the key has no secret")?;
     let path = cluster.token_file(Caller::Tenant);
-    // A token that other users can read is refused.
+    // The CLI refuses a token file that other users can read.
     let file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
     file.and_then(|mut file| std::io::Write::write_all(&mut file, secret.as_bytes()))
         .map_err(|error| format!("{}: {error}", path.display()))?;
@@ -53,13 +53,13 @@ pub(super) fn welcome(cluster: &Cluster, wanted: &Wanted<'_>) -> Result<(), Stri
     expect_free(cluster)
 }
 
-/// Returns the tenant's command for a guest. It runs until the tenant can sign in.
+/// Returns the tenant's command that leases a guest. It runs until the tenant can sign in.
 pub(super) fn lease(cluster: &Cluster, name: &str) -> std::process::Command {
     let order = ["alloc", "create", name, "--sku", PRODUCT, "--image", IMAGE, "--ssh-key", KEY, "-o", "json"];
     cluster.command(Caller::Tenant, &order)
 }
 
-/// Checks that the tenant has the only slot and that no other is shown as available.
+/// Checks that the tenant holds the only slot, and that no capacity is shown as available.
 pub(super) fn expect_leased(cluster: &Cluster) -> Result<(), String> {
     expect(used_slots(cluster)? == Some(1), "the quota counts the slot")?;
     expect(available(cluster)? == Some(0), "the catalog has none left")?;
@@ -69,13 +69,13 @@ pub(super) fn expect_leased(cluster: &Cluster) -> Result<(), String> {
     expect(plan["fits"] == false, "another guest would not fit")
 }
 
-/// Checks that the tenant has nothing and that the slot can be leased.
+/// Checks that the tenant holds nothing, and that the slot is available again.
 pub(super) fn expect_free(cluster: &Cluster) -> Result<(), String> {
     expect(used_slots(cluster)? == Some(0), "the quota counts nothing")?;
     expect(available(cluster)? == Some(1), "the catalog has one to lease")
 }
 
-/// Checks the complete history of an ended allocation, as its tenant sees it.
+/// Checks that the tenant sees the complete history of an ended allocation.
 pub(super) fn expect_history(cluster: &Cluster, allocation: &str) -> Result<(), String> {
     let printed = run(&mut cluster.command(Caller::Tenant, &["alloc", "events", allocation, "-o", "json"]))?;
     for kind in ["requested", "provisioning", "active", "releasing", "released"] {

@@ -1,12 +1,14 @@
 //! `cargo xtask lab vfio`: the agent on an emulated host with an IOMMU, two NVMe drives and an AMD graphics card.
 //!
-//! Unit tests use folders that look like sysfs; this lab uses the kernel's own sysfs. It checks that the agent finds the real
-//! devices; that devices move to vfio-pci and back, are reset, and return to vfio-pci when they were taken away. The agent's own
-//! commands do all of it (`gpuaas-agent topology` and `gpuaas-agent device`), and a script compares the result with the kernel.
+//! Unit tests use folders that look like sysfs; this lab uses the sysfs of a real kernel. It checks that the agent finds the
+//! devices, that devices move to vfio-pci and back, that they are reset, and that they return to vfio-pci after something took
+//! them away. The agent's own commands (`gpuaas-agent topology` and `gpuaas-agent device`) do all of it, and a script compares
+//! the result with the kernel.
 //!
-//! Three things are not real: the script creates the links that udev creates for drives, the fence names a guest that this host
-//! never had, and a `virsh` without guests replaces the hypervisor. The agent does not run as a service here, because that needs
-//! an identity and a server: a running one repairs every 30 seconds, with the same code, what `device reconcile` repairs once.
+//! Three things are not real: the script creates the links that udev would create for drives, the fence names a guest that this
+//! host never had, and a `virsh` that lists no guests replaces the hypervisor. The agent does not run as a service here, because
+//! that needs an identity and a server. A running agent repairs every 30 seconds, with the same code, what `device reconcile`
+//! repairs once.
 
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
@@ -25,18 +27,18 @@ use super::{cache, requirements};
 use crate::cargo;
 use crate::test::temporary_folder;
 
-/// A host boots in seconds, on a busy machine in a minute.
+/// A host boots within seconds, or within a minute on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(180);
 
-/// The owner's own commands need no permission, and no tasks are allowed.
+/// Commands of the host's owner need no permission, and the lab runs no tasks.
 const POLICY: &str = "allowed_tasks = []\n";
 const CONFIGURATION: &str = "log_level = \"warn\"\n";
-/// Reports no guests, whatever the arguments.
+/// A `virsh` that lists no guests, whatever its arguments.
 const VIRSH: &str = "#!/bin/sh\nexit 0\n";
 
-/// Blockers of a slot because this host is small.
+/// Blockers that a slot has because the emulated host is small.
 const BLOCKERS_OF_A_SMALL_HOST: [&str; 2] = ["memory_short", "cpu_short"];
-/// Blockers that would appear if passthrough did not work.
+/// Blockers that appear if passthrough does not work.
 const BLOCKERS_OF_PASSTHROUGH: [&str; 2] = ["iommu_off", "vfio_modules_missing"];
 
 // Prefixes of the script's lines that this program parses.
@@ -45,7 +47,7 @@ const LISTED: &str = "listed: ";
 const TOPOLOGY: &str = "topology: ";
 const DISCOVERED: &str = "discovered";
 
-/// `check` prints what it found, and ends the script if that is wrong. `agent_says` does the same with an answer of the agent.
+/// `check` prints what it found, and ends the script if that is wrong. `agent_says` does the same with the agent's output.
 const SCRIPT: &str = r#"
 fail() { echo "wrong: $1"; cat /tmp/errors; dmesg | tail -n 20; exit 1; }
 check() { echo "check: $1: $2"; [ "$2" = "$3" ] || fail "expected $3"; }
@@ -155,7 +157,7 @@ check "its group can be opened" "$(openable $gpu)" yes
 nothing_to_repair
 "#;
 
-/// Boots the host and runs the script in it. Returns true if it succeeded.
+/// Boots the host and runs the script in it. Returns true if the script succeeded.
 pub(super) fn run() -> Result<bool, String> {
     requirements::ensure(&requirements::FOR_VFIO)?;
     let kernel = Kernel::ensure(&cache()?)?;
@@ -202,7 +204,7 @@ pub(super) fn run() -> Result<bool, String> {
     Ok(status == Some(0))
 }
 
-/// Builds the agent with the targets and features of the tests: after `cargo xtask test` nothing is compiled again.
+/// Builds the agent with the same targets and features as the tests, so that nothing is compiled again after `cargo xtask test`.
 fn build_agent() -> Result<PathBuf, String> {
     let features = crate::test::features(&cargo::test_features()?);
     let mut arguments = vec!["build", "--quiet", "--workspace", "--all-targets"];
@@ -214,7 +216,7 @@ fn build_agent() -> Result<PathBuf, String> {
     Ok(cargo::workspace().join(target).join("debug/gpuaas-agent"))
 }
 
-/// Adds the agent to the host's file system. Debug information is stripped, because it is most of the program.
+/// Adds the agent to the host's file system, without debug information, which would be most of the program.
 fn with_agent(agent: &Path, folder: &Path) -> Result<Initrd, String> {
     let stripped = folder.join("gpuaas-agent");
     run_program(Command::new("strip").arg("--strip-all").arg("-o").args([&stripped, agent]))?;
@@ -226,7 +228,7 @@ fn with_agent(agent: &Path, folder: &Path) -> Result<Initrd, String> {
     Ok(initrd)
 }
 
-/// What the script found in sysfs, and what the agent reports.
+/// What the script found in sysfs, and what the agent reports about the same host.
 #[derive(Default)]
 struct Discovery {
     sysfs: Vec<Device>,
@@ -234,27 +236,27 @@ struct Discovery {
     topology: String,
 }
 
-/// A device by its address: its class, its driver and its group.
+/// A PCI device, with its kind, its driver and its IOMMU group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Device {
     address: String,
     kind: String,
     driver: String,
     group: String,
-    /// What the agent does not list: the serial number of a drive, and the other devices of the group.
+    /// Not part of the agent's list: the serial number of a drive, and the other devices in the IOMMU group.
     serial: String,
     others: Vec<String>,
 }
 
 impl Device {
-    /// Parses a line of the script.
+    /// Parses a device from a line of the script.
     fn parse(line: &str) -> Option<Self> {
         let mut words = line.split_whitespace().map(str::to_owned);
         let (address, kind, driver) = (words.next()?, words.next()?, words.next()?);
         Some(Self { address, kind, driver, group: words.next()?, serial: words.next()?, others: words.collect() })
     }
 
-    /// Parses a line of `gpuaas-agent device ls`.
+    /// Parses a device from a line of `gpuaas-agent device ls`.
     fn parse_listed(line: &str) -> Option<Self> {
         let words: Vec<&str> = line.split_whitespace().collect();
         let [address, kind, _, "driver", driver, "group", group, ..] = words[..] else { return None };
@@ -275,7 +277,7 @@ impl std::fmt::Display for Device {
 }
 
 impl Discovery {
-    /// Reads a line of the script, and returns whether it was for this.
+    /// Takes a line of the script's output. Returns false if the line is not about the discovery.
     fn takes(&mut self, line: &str) -> bool {
         if let Some(line) = line.strip_prefix(SYSFS) {
             self.sysfs.extend(Device::parse(line));
@@ -289,7 +291,8 @@ impl Discovery {
         true
     }
 
-    /// Passes every comparison that holds to `each` and returns their number. The error is the first that does not hold.
+    /// Passes every comparison that holds to `each`, and returns how many there are. The error describes the first that does not
+    /// hold.
     fn check(&self, mut each: impl FnMut(&str)) -> Result<u32, String> {
         let topology: Value = serde_json::from_str(&self.topology).map_err(|error| format!("the topology: {error}"))?;
         let (gpus, drives): (Vec<&Device>, Vec<&Device>) = self.sysfs.iter().partition(|device| device.kind == "gpu");
@@ -338,13 +341,13 @@ impl Discovery {
     }
 }
 
-/// Returns these fields of every object of a list.
+/// Returns the given fields of every object in a list.
 fn columns(list: &Value, fields: &[&str]) -> Value {
     let row = |object: &Value| -> Value { fields.iter().map(|field| object[field].clone()).collect() };
     list.as_array().into_iter().flatten().map(row).collect()
 }
 
-/// Returns the codes in a list of blockers.
+/// Returns the codes of a list of blockers.
 fn codes(blockers: &Value) -> Vec<&str> {
     blockers.as_array().into_iter().flatten().filter_map(|blocker| blocker["code"].as_str()).collect()
 }
@@ -353,7 +356,7 @@ fn codes(blockers: &Value) -> Vec<&str> {
 mod tests {
     use super::*;
 
-    /// The output of a run, shortened.
+    /// The output of a run, abridged.
     const LINES: &str = r#"sysfs: 0000:01:00.0 nvme nvme 5 LAB0
 sysfs: 0000:02:00.0 nvme nvme 6 LAB1
 sysfs: 0000:03:00.0 gpu none 7 -

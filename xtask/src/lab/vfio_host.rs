@@ -1,7 +1,7 @@
-//! An emulated host with an IOMMU, two NVMe drives and an AMD graphics card, for what a developer's machine cannot do: device
-//! passthrough.
+//! An emulated host with an IOMMU, two NVMe drives and an AMD graphics card, for device passthrough, which a developer's machine
+//! cannot do.
 //!
-//! Its root file system is in memory: busybox, the modules of VFIO, and what the lab adds. It runs one script and powers off.
+//! The root file system is in memory: busybox, the VFIO modules and what the lab adds. The host runs one script and powers off.
 
 use std::io::{BufRead as _, BufReader};
 use std::ops::ControlFlow;
@@ -16,23 +16,22 @@ use super::kernel::Kernel;
 use super::program::text;
 use crate::requirements::in_path;
 
-/// In load order, without their dependencies. The NVMe driver is built into this kernel.
+/// In load order, without their dependencies. The NVMe driver is built into the kernel.
 const MODULES: [&str; 2] = ["vfio-pci", "vfio_iommu_type1"];
 const MEMORY_MIB: u32 = 1024;
-/// The machine id in its firmware. The agent identifies machines by it.
+/// The machine id in the host's firmware, by which the agent identifies a machine.
 const MACHINE: &str = "67707561-6173-4c61-8000-766669000001";
-/// The timer check is off: on a busy machine the timer ticks too late for it, and the kernel would stop.
+/// `no_timer_check`: on a busy machine the timer ticks too late for the check, and the kernel would panic.
 const KERNEL_ARGUMENTS: &str = "console=ttyS0 loglevel=4 intel_iommu=on no_timer_check panic=-1";
 const NO_STATUS: &str = "the host did not say how its script ended";
-/// The start of the last line of a run. The status of the script follows.
+/// Start of the last line of a run. The exit status of the script follows.
 const ENDED: &str = "lab: the script ended with ";
 
-/// Its drives, by their serial numbers.
+/// Serial numbers of the drives.
 pub(super) const DRIVES: [&str; 2] = ["LAB0", "LAB1"];
-/// The size of a drive.
 const DRIVE_SIZE: u64 = 64 * 1024 * 1024;
 
-/// The init process. Kernel messages that are not errors are hidden.
+/// The init process. Hides kernel messages that are not errors.
 const INIT: &str = r#"#!/bin/sh
 /bin/busybox --install -s /bin
 export PATH=/bin
@@ -47,7 +46,7 @@ echo "lab: the script ended with $?"
 poweroff -f
 "#;
 
-/// A running emulated host. Dropping it powers it off, and so does the end of this process.
+/// A running emulated host. It is powered off when this value is dropped, and when this process ends.
 pub(super) struct VfioHost {
     process: Child,
     lines: Receiver<String>,
@@ -55,7 +54,8 @@ pub(super) struct VfioHost {
 }
 
 impl VfioHost {
-    /// Boots a host that runs `script` with busybox. `initrd` has what else the script needs; drives are created in `folder`.
+    /// Boots a host that runs `script` with busybox. `initrd` has whatever else the script needs. The drives are created in
+    /// `folder`.
     pub(super) fn boot(kernel: &Kernel, mut initrd: Initrd, script: &str, folder: &Path) -> Result<Self, String> {
         let busybox = in_path("busybox").ok_or("busybox is not installed")?;
         initrd.program(&busybox, "/bin/busybox")?;
@@ -75,12 +75,12 @@ impl VfioHost {
         let mut process = qemu.spawn().map_err(|error| format!("QEMU cannot be started: {error}"))?;
         cleanup.end(&process)?;
         let console = process.stdout.take().ok_or("QEMU has no console")?;
-        // A full channel makes the host wait, which is harmless.
+        // If the channel is full, the host waits, which is harmless.
         let (sender, lines) = sync_channel(1024);
         std::thread::spawn(move || {
             let mut console = BufReader::new(console);
             let mut line = Vec::new();
-            // The console output need not be text.
+            // Console output is not necessarily UTF-8.
             while console.read_until(b'\n', &mut line).is_ok_and(|count| count > 0) {
                 if sender.send(String::from_utf8_lossy(&line).trim_end().to_owned()).is_err() {
                     break;
@@ -91,7 +91,8 @@ impl VfioHost {
         Ok(Self { process, lines, _cleanup: cleanup })
     }
 
-    /// Passes every line of the console to `each` until the script has ended, and returns its status. `each` may stop it early.
+    /// Passes every line of the console to `each` until the script ends, and returns the script's exit status. Returns `None` if
+    /// `each` breaks off early.
     pub(super) fn follow(
         &mut self,
         deadline: Duration,
@@ -116,14 +117,14 @@ impl VfioHost {
 
 impl Drop for VfioHost {
     fn drop(&mut self) {
-        // It has nothing to lose.
+        // The host has no state worth keeping.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
 }
 
-/// Returns the arguments of a machine whose devices each have their own port, so that each is in its own IOMMU group, like GPUs
-/// in a server.
+/// Returns QEMU's arguments. Each device is behind a port of its own, and therefore in an IOMMU group of its own, like GPUs in a
+/// server.
 fn arguments(kernel: &Kernel, archive: &Path, folder: &Path) -> Result<Vec<String>, String> {
     let mut words: Vec<String> =
         ["-machine", "q35,kernel-irqchip=split", "-accel", "tcg", "-cpu", "max", "-smp", "2"].map(str::to_owned).into();

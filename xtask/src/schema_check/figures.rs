@@ -1,9 +1,9 @@
-//! The result of a round: how often each operation answered with which status.
+//! The result of a round: how often each operation responded with which status.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// By operation and status.
+/// Number of responses, by operation and status.
 pub(super) struct Figures(BTreeMap<String, BTreeMap<u16, u64>>);
 
 impl Figures {
@@ -13,12 +13,12 @@ impl Figures {
         serde_json::from_str(&text).map(Self).map_err(|error| format!("{}: {error}", path.display()))
     }
 
-    /// Returns the number of called operations.
+    /// Returns the number of operations that were called.
     pub(super) fn operations(&self) -> usize {
         self.0.len()
     }
 
-    /// Returns the number of answered requests.
+    /// Returns the number of requests that got a response.
     pub(super) fn requests(&self) -> u64 {
         self.statuses().map(|(_, count)| count).sum()
     }
@@ -28,13 +28,13 @@ impl Figures {
         self.0.values().filter(|statuses| statuses.keys().any(|status| (200..300).contains(status))).count()
     }
 
-    /// Returns the first operation that answered with any other status.
+    /// Returns the first operation that ever responded with a status other than `status`.
     pub(super) fn other_than(&self, status: u16) -> Option<&str> {
         let other = self.0.iter().find(|(_, statuses)| statuses.keys().any(|found| *found != status));
         other.map(|(operation, _)| operation.as_str())
     }
 
-    /// Returns the number of answers by status, as text.
+    /// Returns the number of responses per status, as text.
     pub(super) fn by_status(&self) -> String {
         let mut all: BTreeMap<u16, u64> = BTreeMap::new();
         for (status, count) in self.statuses() {

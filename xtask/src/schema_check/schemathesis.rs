@@ -1,4 +1,4 @@
-//! One round of schemathesis: one caller, some operations.
+//! One round of schemathesis, with one caller and some of the operations.
 
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -11,54 +11,52 @@ use super::subject::Subject;
 use crate::guard::Guard;
 use crate::requirements::wheel_folder;
 
-/// Its name for messages.
 pub(crate) const PROGRAM: &str = "schemathesis";
-/// The version on PyPI. A newer one may find more, and gets its own change.
+/// The version on PyPI. A newer version may find more, so upgrading it is a change of its own.
 pub(crate) const VERSION: &str = "4.32.5";
 
-/// The hooks for gpuaas.
+/// The schemathesis hooks for gpuaas.
 const HOOKS: &str = include_str!("hooks.py");
-/// Their name as a Python module.
+/// Name of the hooks as a Python module.
 const HOOKS_MODULE: &str = "gpuaas_check_hooks";
-/// The first event of a stream is enough, and a stream without events is closed soon.
+/// Reads only the first event of a stream, and gives up early on a stream without events.
 const SETTINGS: &str =
     "max-stream-events = 1\n\n[[operations]]\ninclude-operation-id = [\"events\", \"project_events\"]\nrequest-timeout = 2\n";
-/// The checks of every answer.
+/// The checks that schemathesis applies to every response.
 const CHECKS: &str = "not_a_server_error,status_code_conformance,content_type_conformance,response_headers_conformance,\
     response_schema_conformance";
-/// Time limit of a request in seconds, on a busy machine.
+/// Time limit of a request in seconds, generous enough for a busy machine.
 const REQUEST_TIMEOUT: &str = "30";
 
-/// Returns the program, if it is installed in that version.
+/// Returns the path of schemathesis, if it is installed in exactly that version.
 pub(crate) fn program() -> Option<PathBuf> {
     let folder = wheel_folder(PROGRAM);
     let of_version = folder.join(format!("{PROGRAM}-{VERSION}.dist-info")).is_dir();
     Some(folder.join("bin").join(PROGRAM)).filter(|path| of_version && path.is_file())
 }
 
-/// The operations of a round.
+/// Which operations a round calls.
 #[derive(Clone, Copy)]
 pub(super) enum Part {
-    /// All of them.
     Everything,
-    /// Those that remove nothing that the others need.
+    /// Those that remove nothing that other operations need.
     Main,
-    /// The others.
+    /// Those that do.
     Endings,
 }
 
-/// One caller's round.
+/// One round of calls by one caller.
 pub(super) struct Round<'a> {
-    /// The caller, in one word.
+    /// Name of the caller, one word.
     pub(super) caller: &'static str,
-    /// The keys to use in turn; none for no token.
+    /// The keys to use in turn. Without any, requests have no token.
     pub(super) keys: &'a [String],
     /// The operations to call.
     pub(super) part: Part,
-    /// The phases of schemathesis.
+    /// The phases of schemathesis to run.
     pub(super) phases: &'static str,
-    /// How many operations must succeed: a server that refuses everything breaks no schema. None for a caller without a token,
-    /// which must be refused everywhere.
+    /// How many operations must succeed at least once: a server that refuses everything violates no schema. `None` for a caller
+    /// without a token, whom every operation must refuse.
     pub(super) successes: Option<usize>,
 }
 
@@ -70,7 +68,7 @@ impl Round<'_> {
         }
     }
 
-    /// Runs the round, and prints the result. Returns true if every answer conforms to the document.
+    /// Runs the round and prints the result. Returns true if every response conforms to the document.
     pub(super) fn run(&self, subject: &Subject, guard: &mut Guard, examples: u32, until: Instant) -> Result<bool, String> {
         let folder = subject.folder.join(self.name().replace(' ', "-"));
         let (figures, output) = (folder.join("figures.json"), folder.join("output.txt"));
@@ -78,7 +76,7 @@ impl Round<'_> {
         let unusable = |error| format!("{}: {error}", output.display());
         let file = std::fs::File::create(&output).map_err(unusable)?;
         let errors = file.try_clone().map_err(unusable)?;
-        // In its own group, so that the guard can end it together with everything it started.
+        // A process group of its own, so that the guard can end schemathesis together with everything it started.
         command.process_group(0).stdin(Stdio::null()).stdout(file).stderr(errors);
         let started = Instant::now();
         let mut child = command.spawn().map_err(|error| format!("{PROGRAM} cannot be started: {error}"))?;
@@ -107,7 +105,7 @@ impl Round<'_> {
         Ok(verdict.is_ok())
     }
 
-    /// Checks that a round without errors has shown enough.
+    /// Checks that a round without errors has covered enough.
     fn verdict(&self, figures: &Path, seconds: u64) -> Result<Result<(), String>, String> {
         let figures = Figures::read(figures)?;
         let (operations, requests, successes) = (figures.operations(), figures.requests(), figures.successes());
@@ -147,7 +145,7 @@ impl Round<'_> {
             Part::Main => drop(command.args(ENDINGS.iter().flat_map(|name| ["--exclude-operation-id", name]))),
             Part::Endings => drop(command.args(ENDINGS.iter().flat_map(|name| ["--include-operation-id", name]))),
         }
-        // It writes files into its working folder.
+        // schemathesis writes files into its working folder.
         command.current_dir(folder).env("PYTHONPATH", modules).env("SCHEMATHESIS_HOOKS", HOOKS_MODULE);
         command.env("GPUAAS_CHECK_KEYS", self.keys.join(",")).env("GPUAAS_CHECK_FIGURES", figures);
         command.env("GPUAAS_CHECK_KNOWN", subject.folder.join(format!("{}-known.json", self.caller)));

@@ -1,4 +1,4 @@
-//! The server to check: `gpuaas dev`, which has hosts, products and an image, so that requests can succeed.
+//! The server to check: `gpuaas dev`, which comes with hosts, products and an image, so that requests can succeed.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -8,24 +8,24 @@ use crate::guard::Guard;
 
 /// The tenant's project, in the organization that `gpuaas dev` creates.
 const PROJECT: &str = "demo/checked";
-/// Service accounts of the tenant with a key each. A caller may send 600 changes per minute, and the check needs more.
+/// Number of the tenant's service accounts, each with a key. The check needs more than the 600 changes per minute that one caller
+/// may send.
 const ACCOUNTS: usize = 16;
 
-/// A server that runs until the guard stops it.
+/// A running server. The guard stops it.
 pub(super) struct Subject {
-    /// Its URL.
     pub(super) url: String,
-    /// The token of its administrator.
+    /// The administrator's token.
     pub(super) token: String,
-    /// The folder for all files of the check. Removed by the guard.
+    /// Folder for all files of the check. The guard removes it.
     pub(super) folder: PathBuf,
     program: PathBuf,
 }
 
 impl Subject {
-    /// Starts a server that keeps everything under `folder`.
+    /// Starts a server that keeps all its files under `folder`.
     pub(super) fn start(folder: &Path, guard: &mut Guard) -> Result<Self, String> {
-        // The cargo that built this program built it into the same folder.
+        // Cargo built `gpuaas` into the same folder as this program.
         let ourselves = std::env::current_exe().map_err(|error| format!("our own path is not known: {error}"))?;
         let program = ourselves.with_file_name("gpuaas");
         let daemon = Daemon { name: "gpuaas", folder, ready: "Ctrl-C stops it.", watch: Guard::gpuaas };
@@ -41,7 +41,7 @@ impl Subject {
         Ok(Self { url, token: token.trim().to_owned(), folder: folder.to_owned(), program })
     }
 
-    /// Creates a project with service accounts that own it, and returns a key of each.
+    /// Creates a project and service accounts that own it. Returns a key of each account.
     pub(super) fn tenant(&self) -> Result<Vec<String>, String> {
         self.call(&["project", "create", PROJECT])?;
         let mut keys = Vec::new();
@@ -55,13 +55,13 @@ impl Subject {
         Ok(keys)
     }
 
-    /// Creates another administrator token and returns its secret.
+    /// Creates another token with the role of an administrator, and returns its secret.
     pub(super) fn another_administrator(&self) -> Result<String, String> {
         let made = self.call(&["token", "create", "checker", "--role", "admin"])?;
         Ok(made["token"].as_str().ok_or("a new token has no secret")?.to_owned())
     }
 
-    /// Runs the command as the administrator and returns the printed document.
+    /// Runs a `gpuaas` command as the administrator, and returns the JSON that it prints.
     fn call(&self, arguments: &[&str]) -> Result<serde_json::Value, String> {
         let mut command = alone(&self.program, &self.folder);
         command.args(["--output", "json", "--url", &self.url, "--project", PROJECT]).args(arguments);
@@ -75,7 +75,7 @@ impl Subject {
     }
 }
 
-/// Returns a command that ignores the developer's own settings and writes only into `folder`.
+/// Returns a command that ignores the developer's own settings, and writes only into `folder`.
 fn alone(program: &Path, folder: &Path) -> Command {
     let mut command = Command::new(program);
     command.env_clear().env("HOME", folder).env("TMPDIR", folder);

@@ -1,4 +1,4 @@
-//! Every task of the catalog is complete: handler, schemas, descriptions.
+//! Every task type of the catalog is complete: it has a handler, schemas and descriptions.
 
 use gpuaas_contract::task::TaskType;
 

@@ -1,4 +1,4 @@
-//! Dependencies point one way. `ARCHITECTURE.md` explains why.
+//! Dependencies between packages point in one direction. `ARCHITECTURE.md` explains why.
 
 use std::collections::BTreeSet;
 
@@ -47,7 +47,7 @@ const ALLOWED: [(&str, &[&str]); 18] = [
             "gpuaas-runtime",
         ],
     ),
-    // Its tests reuse the scripted nodes of the control plane's tests, which use REST and read the store.
+    // Its tests reuse the scripted nodes of the control plane's tests, which call the REST API and read the store.
     ("gpuaas-temporal", &["gpuaas-api", "gpuaas-contract", "gpuaas-control", "gpuaas-domain", "gpuaas-store"]),
     ("gpuaas-testkit", &["gpuaas-contract", "gpuaas-failpoint"]),
     ("gpuaas-bench", &["gpuaas-api", "gpuaas-contract", "gpuaas-control", "gpuaas-domain", "gpuaas-host", "gpuaas-store"]),
@@ -99,7 +99,7 @@ fn tests_reach_no_further_than_their_crate_but_for_the_testkit() {
     let ours = workspace_names();
     let mut broken = vec![];
     for package in members() {
-        // The developer commands check the catalog itself.
+        // xtask checks the task catalog, which is in the contract.
         let extra: &[&str] = if package.name == "xtask" { &["gpuaas-contract"] } else { &["gpuaas-testkit"] };
         let allowed = ALLOWED.iter().find(|(name, _)| *name == package.name).map_or(&[][..], |(_, allowed)| allowed);
         for dependency in package.dev.iter().filter(|name| ours.contains(name.as_str())) {

@@ -62,7 +62,7 @@ fn files_named_in_documents_exist() {
     expect_none(&broken, "The file was moved or never written; correct the name. (Use <placeholders> in patterns.)");
 }
 
-/// Every line of the threat model names the code that enforces it and the test that shows it.
+/// Every line of the threat model names the code that enforces it and the test that demonstrates it.
 #[test]
 fn the_threat_model_names_code_and_tests_that_exist() {
     let page = FILES.iter().find(|file| file.path == "docs/threat-model.md").expect("the threat model");
@@ -108,7 +108,7 @@ fn link_targets_are_found() {
     assert_eq!(link_targets("see [a](b.md), [c](d/e.md#f \"title\") and [g](https://h)"), ["b.md", "d/e.md#f", "https://h"]);
 }
 
-/// The longest line of prose.
+/// Longest line of prose.
 const MOST_COLUMNS: usize = 100;
 
 #[test]
@@ -120,7 +120,7 @@ fn prose_in_documents_is_wrapped() {
             if line.trim_start().starts_with("```") {
                 in_code = !in_code;
             }
-            // Tables and code cannot be wrapped, and neither can one long word.
+            // Tables, code and single long words cannot be wrapped.
             let is_one_word = line.trim_start_matches(|c: char| !c.is_alphanumeric()).split(' ').count() < 2;
             let is_prose = !in_code && !line.trim_start().starts_with('|') && !is_one_word;
             if is_prose && line.chars().count() > MOST_COLUMNS {

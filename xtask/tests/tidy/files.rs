@@ -3,9 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
-/// A text file of the repository.
 pub(crate) struct TextFile {
-    /// Path from the top folder, with `/`.
+    /// Path from the top folder of the repository, with `/` as the separator.
     pub(crate) path: String,
     pub(crate) text: String,
 }
@@ -15,12 +14,12 @@ impl TextFile {
         self.path.ends_with(".rs")
     }
 
-    /// Returns whether it is under a `tests` folder, and so compiled only for tests.
+    /// Returns whether the file is under a `tests` folder, which is compiled only for tests.
     pub(crate) fn is_test(&self) -> bool {
         self.path.contains("/tests/")
     }
 
-    /// Returns the numbered lines.
+    /// Returns the lines, numbered from one.
     pub(crate) fn lines(&self) -> impl Iterator<Item = (usize, &str)> {
         self.text.lines().enumerate().map(|(index, line)| (index + 1, line))
     }
@@ -42,7 +41,7 @@ impl Manifest {
     }
 }
 
-/// Every text file, except what git ignores and what is captured or generated data.
+/// All text files, without those that git ignores and without captured or generated data.
 pub(crate) static FILES: LazyLock<Vec<TextFile>> = LazyLock::new(|| {
     let mut files = vec![];
     walk(&root(), &mut files);
@@ -51,26 +50,26 @@ pub(crate) static FILES: LazyLock<Vec<TextFile>> = LazyLock::new(|| {
     files
 });
 
-/// Returns the top folder.
+/// Returns the top folder of the repository.
 pub(crate) fn root() -> PathBuf {
-    // Cargo names the current location; the path from build time may be another copy of the repository.
+    // Cargo sets this to the current location; the path compiled in at build time may be another copy of the repository.
     let xtask = std::env::var_os("CARGO_MANIFEST_DIR").expect("run this test with cargo");
     Path::new(&xtask).parent().expect("xtask lives in the top folder").to_owned()
 }
 
-/// Returns whether this file or folder exists.
+/// Returns whether a file or folder exists, by its path from the top folder.
 pub(crate) fn exists(path: &str) -> bool {
     root().join(path).exists()
 }
 
-/// Returns the manifests of all crates of the workspace.
+/// Returns the manifests of all crates in the workspace.
 pub(crate) fn crate_manifests() -> impl Iterator<Item = Manifest> {
-    // The shims of the fuzzer are a separate workspace, because they need another compiler.
+    // The fuzzer's shims are a workspace of their own, because they need another compiler.
     let manifests = FILES.iter().filter(|file| file.path.ends_with("/Cargo.toml") && file.path != "fuzz/Cargo.toml");
     manifests.map(|file| Manifest { path: file.path.clone(), text: file.text.clone() })
 }
 
-/// Returns `deny.toml`, whose lists the tests share.
+/// Returns `deny.toml`, whose lists the tests reuse.
 pub(crate) fn deny() -> toml::Table {
     let text = std::fs::read_to_string(root().join("deny.toml")).expect("deny.toml");
     text.parse().expect("deny.toml is TOML")
@@ -83,7 +82,7 @@ fn walk(folder: &Path, files: &mut Vec<TextFile>) {
         let kind = entry.file_type().expect("the type of an entry");
         if kind.is_dir() {
             let ours = !name.starts_with('.') || name == ".ci" || name == ".cargo";
-            // Data written by programs: builds, vectors, inputs of the fuzzer.
+            // Data written by programs: build output, test vectors, inputs of the fuzzer.
             let data = ["target", "testdata", "corpus", "regressions", "artifacts", "coverage"].contains(&name.as_str());
             if ours && !data {
                 walk(&path, files);

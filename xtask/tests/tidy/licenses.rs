@@ -1,4 +1,4 @@
-//! Every package has a license that allows us to ship it.
+//! Every package has a license under which it may be shipped.
 
 use crate::expect_none;
 use crate::metadata::TREE;
@@ -19,7 +19,7 @@ fn every_license_is_on_the_list() {
     expect_none(&broken, "Choose another crate, or add the license to deny.toml after reading it.");
 }
 
-/// Returns whether an SPDX expression can be satisfied with these licenses alone.
+/// Returns whether an SPDX expression can be satisfied with the allowed licenses alone.
 fn permits(expression: &str, allowed: &[&str]) -> bool {
     // Old manifests write `MIT/Apache-2.0` for `MIT OR Apache-2.0`.
     let spaced = expression.replace('/', " OR ").replace('(', " ( ").replace(')', " ) ");
@@ -32,7 +32,7 @@ fn any_of(words: &mut &[&str], allowed: &[&str]) -> bool {
     let mut permitted = all_of(words, allowed);
     while words.first() == Some(&"OR") {
         *words = &words[1..];
-        // Both sides are always parsed, so that the rest of the words is what follows them.
+        // No short-circuiting: both sides must be parsed, so that `words` ends up behind them.
         permitted |= all_of(words, allowed);
     }
     permitted

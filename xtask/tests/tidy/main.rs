@@ -1,4 +1,4 @@
-//! The rules of the repository, as tests. Each failure says what to change.
+//! The rules of the repository, as tests. Every failure says what to change.
 
 #![allow(clippy::disallowed_methods, clippy::disallowed_types, reason = "asks cargo for its metadata")]
 
@@ -14,7 +14,7 @@ mod rust_code;
 mod sources;
 mod vocabulary;
 
-/// Fails with one line per violation, and with the remedy.
+/// Fails with one line per violation, followed by the remedy.
 #[track_caller]
 fn expect_none(broken: &[String], remedy: &str) {
     assert!(broken.is_empty(), "\n\n  {}\n\n{remedy}\n", broken.join("\n  "));

@@ -1,4 +1,4 @@
-//! Every crate's manifest follows the workspace.
+//! Every crate's manifest inherits what the workspace defines.
 
 use crate::expect_none;
 use crate::files::crate_manifests;

@@ -6,24 +6,23 @@ use std::sync::LazyLock;
 
 use serde_json::Value;
 
-/// One package.
 pub(crate) struct Package {
     pub(crate) name: String,
     pub(crate) version: String,
     pub(crate) license: Option<String>,
     pub(crate) in_workspace: bool,
-    /// Names of its direct dependencies on other packages, by kind.
+    /// Names of the direct dependencies, by kind.
     pub(crate) normal: BTreeSet<String>,
     pub(crate) build: BTreeSet<String>,
     pub(crate) dev: BTreeSet<String>,
-    /// Ids of the packages that it links into a program.
+    /// Ids of the packages that a program with this package links.
     linked: Vec<String>,
 }
 
 /// All packages that `cargo metadata` resolves, by package id.
 pub(crate) static TREE: LazyLock<BTreeMap<String, Package>> = LazyLock::new(load);
 
-/// Name and version of every compiled package. `cargo metadata` also lists optional packages that only a feature mentions
+/// Name and version of every package that is compiled. `cargo metadata` also lists optional packages that a feature only mentions
 /// (`ring?/alloc`), so this uses `cargo tree`.
 pub(crate) static COMPILED: LazyLock<BTreeSet<(String, String)>> = LazyLock::new(|| {
     let tree = cargo(&[
@@ -50,23 +49,23 @@ pub(crate) static COMPILED: LazyLock<BTreeSet<(String, String)>> = LazyLock::new
 });
 
 impl Package {
-    /// Returns whether any program or test of ours contains it.
+    /// Returns whether any of our programs or tests contains the package.
     pub(crate) fn is_compiled(&self) -> bool {
         COMPILED.contains(&(self.name.clone(), self.version.clone()))
     }
 }
 
-/// Returns the workspace package with this name, if it exists.
+/// Returns the workspace package with this name.
 pub(crate) fn member(name: &str) -> Option<&'static Package> {
     TREE.values().find(|package| package.in_workspace && package.name == name)
 }
 
-/// Returns the packages of the workspace.
+/// Returns all packages of the workspace.
 pub(crate) fn members() -> impl Iterator<Item = &'static Package> {
     TREE.values().filter(|package| package.in_workspace)
 }
 
-/// Returns the names of everything that ends up in a program that links `package`, including itself.
+/// Returns the names of everything that ends up in a program that links `package`, including the package itself.
 pub(crate) fn linked_into(package: &Package) -> BTreeSet<&'static str> {
     let mut open: Vec<&str> = package.linked.iter().map(String::as_str).collect();
     let mut seen = BTreeSet::new();
@@ -80,7 +79,7 @@ pub(crate) fn linked_into(package: &Package) -> BTreeSet<&'static str> {
 }
 
 fn load() -> BTreeMap<String, Package> {
-    // All features, so that nothing is missed.
+    // With all features, so that no dependency is missed.
     let metadata = cargo(&["metadata", "--format-version", "1", "--all-features", "--filter-platform", &host_platform()]);
     let metadata: Value = serde_json::from_slice(&metadata).expect("cargo metadata is JSON");
     let members: BTreeSet<&str> = list(&metadata["workspace_members"]).filter_map(Value::as_str).collect();
@@ -135,7 +134,7 @@ fn text(value: &Value) -> &str {
     value.as_str().expect("a text in cargo metadata")
 }
 
-/// Returns the license of a package that names none but has its text in a file.
+/// Returns the license of a package that declares none, but comes with the text of one in a file.
 fn license_of_file(package: &Value) -> Option<String> {
     let folder = std::path::Path::new(package["manifest_path"].as_str()?).parent()?;
     let text = std::fs::read_to_string(folder.join(package["license_file"].as_str()?)).ok()?;

@@ -1,4 +1,4 @@
-//! Every metric is documented for operators, and no other is.
+//! Every metric is documented for operators, and every documented metric exists.
 
 use std::collections::BTreeSet;
 
@@ -8,10 +8,10 @@ use crate::files::FILES;
 const PAGE: &str = "docs/metrics-and-health.md";
 /// The prefix that the registry adds to every name.
 const PREFIX: &str = "gpuaas_";
-/// The suffix that the text format adds to a counter.
+/// The suffix that the text format adds to the name of a counter.
 const COUNTER: &str = "_total";
 
-/// Returns the names that a source file registers, as written there.
+/// Returns the metric names that a source file registers, as written there.
 fn registered(code: &str) -> Vec<&str> {
     let calls = code.match_indices("registry.register(").map(|(at, call)| &code[at + call.len()..]);
     let name = |arguments: &str| -> Option<std::ops::Range<usize>> {

@@ -1,6 +1,6 @@
-//! Rust code without comments and string literals, for rules about code.
+//! Strips comments and string literals from Rust sources, for rules that are about code only.
 
-/// Replaces comments and the content of string literals with spaces. Line numbers stay.
+/// Replaces comments and the content of string literals with spaces. Line numbers do not change.
 pub(crate) fn code_only(source: &str) -> String {
     let bytes = source.as_bytes();
     let mut code = bytes.to_vec();
@@ -22,7 +22,7 @@ pub(crate) fn code_only(source: &str) -> String {
     String::from_utf8(code).expect("blanking whole characters keeps UTF-8")
 }
 
-/// Returns the end of the comment or string that starts here, if one does.
+/// Returns the end of the comment or literal that starts at `at`, if one does.
 fn skipped(bytes: &[u8], at: usize) -> Option<usize> {
     let rest = &bytes[at..];
     let follows_a_name = at > 0 && (bytes[at - 1].is_ascii_alphanumeric() || bytes[at - 1] == b'_');
@@ -95,7 +95,7 @@ fn character(rest: &[u8]) -> Option<usize> {
     }
 }
 
-/// Returns whether `word` is in `line` as a whole word.
+/// Returns whether `word` occurs in `line` as a whole word.
 pub(crate) fn has_word(line: &str, word: &str) -> bool {
     let part_of_a_name = |c: char| c.is_alphanumeric() || c == '_';
     line.match_indices(word).any(|(at, _)| {

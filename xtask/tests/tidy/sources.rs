@@ -1,13 +1,13 @@
-//! What our sources must not contain.
+//! What the sources must not contain.
 
 use crate::expect_none;
 use crate::files::{FILES, TextFile};
 use crate::rust_code::{code_only, has_word};
 
-/// The longest source file. A file answers one question; longer ones answer several.
+/// Longest source file, in lines. A file should answer one question; a longer one answers several.
 const MOST_LINES: usize = 800;
 
-/// Returns `path:line` of every line of code in `file` that `matches`.
+/// Returns `path:line` of every line of code in `file` for which `matches` returns true.
 fn code_lines(file: &TextFile, matches: impl Fn(&str) -> bool) -> Vec<String> {
     let code = code_only(&file.text);
     let lines = code.lines().enumerate().filter(|(_, line)| matches(line));
@@ -21,7 +21,7 @@ fn rust_files() -> impl Iterator<Item = &'static TextFile> {
 #[test]
 fn only_the_host_crate_starts_processes() {
     let may = |file: &TextFile| {
-        // The host crate for the product; the others are for developers and are never shipped.
+        // In the product, only the host crate. The others are tools for developers and are never shipped.
         ["crates/host/", "crates/testkit/", "crates/bench/", "xtask/"].iter().any(|folder| file.path.starts_with(folder))
     };
     let starts = |line: &str| line.contains("process::Command") || has_word(line, "Command::new") || has_word(line, "CommandExt");
@@ -50,7 +50,7 @@ fn no_test_is_ignored() {
 #[test]
 fn nothing_is_left_to_do() {
     let macros = ["todo!", "unimplemented!"];
-    // In two pieces, so that this file passes its own test.
+    // Split in two, so that this file passes its own test.
     let marks = [concat!("TO", "DO"), concat!("FIX", "ME")];
     let in_code = rust_files().flat_map(|file| code_lines(file, |line| macros.iter().any(|name| line.contains(name))));
     let in_text = FILES.iter().flat_map(|file| {
@@ -73,7 +73,7 @@ fn no_source_file_is_too_long() {
 
 #[test]
 fn no_path_of_a_developers_machine_is_in_a_file() {
-    // In two pieces, so that this file passes its own test.
+    // Split in two, so that this file passes its own test.
     let folders = [concat!("/wo", "rk/"), concat!("/ro", "ot/"), concat!("/ho", "me/")];
     let absolute = |line: &str| {
         folders.iter().any(|folder| {
@@ -112,7 +112,7 @@ fn use_cases_know_nothing_of_http() {
     let is_http = |line: &str| ["axum", "http", "hyper", "tower", "tower_http"].iter().any(|name| has_word(line, name));
     let use_cases = || rust_files().filter(|file| file.path.starts_with("crates/control/src/app/"));
     assert!(use_cases().count() > 20, "the use cases are in crates/control/src/app");
-    // What writes is below them: it must not look up either.
+    // The modules that write are below the use cases, and must not depend on HTTP either.
     let writers = ["crates/control/src/transact.rs", "crates/control/src/commit.rs", "crates/control/src/resources.rs"];
     let below = rust_files().filter(|file| writers.contains(&file.path.as_str()));
     let broken: Vec<String> = use_cases().chain(below).flat_map(|file| code_lines(file, is_http)).collect();

@@ -1,14 +1,14 @@
-//! One word for one thing, and the word that an engineer of this field would search for. `docs/glossary.md` has the words in use; these
-//! are the ones that were given up for them.
+//! One term for one thing, and the term that an engineer in this field would search for. `docs/glossary.md` has the terms in use;
+//! this file lists the ones that they replaced.
 
 use crate::expect_none;
 use crate::files::FILES;
 use crate::rust_code::{code_only, has_word};
 
-/// This file names what it forbids.
+/// Excluded from the checks, because it contains every forbidden word.
 const OWN_PATH: &str = "xtask/tests/tidy/vocabulary.rs";
 
-/// Parts of words that are spelled otherwise in American English, in any text, and how they are spelled there.
+/// Parts of words that American English spells differently, and their American spelling. They are forbidden in all files.
 const SPELLING: [(&str, &str); 14] = [
     ("organis", "organiz"),
     ("enrolment", "enrollment"),
@@ -26,7 +26,7 @@ const SPELLING: [(&str, &str); 14] = [
     ("synchronis", "synchroniz"),
 ];
 
-/// Whole words that are in no text, and what to say instead.
+/// Whole words that are forbidden in all files, and what to use instead.
 const WORDS: [(&str, &str); 5] = [
     ("enrol", "enroll"),
     ("enrols", "enrolls"),
@@ -35,7 +35,8 @@ const WORDS: [(&str, &str); 5] = [
     ("wishes", "requests"),
 ];
 
-/// Identifiers that are in no code, and what took their place. Names such as `Kind` say nothing without the name of what they belong to.
+/// Identifiers that are forbidden in code, and what to use instead. Names such as `Kind` say nothing without the name of what
+/// they belong to.
 const IDENTIFIERS: [(&str, &str); 29] = [
     ("Wish", "PlacementRequest, TaskRequest, DownloadRequest"),
     ("SliceWish", "SliceRequest"),
@@ -68,7 +69,7 @@ const IDENTIFIERS: [(&str, &str); 29] = [
     ("gpuaas_engines", "gpuaas_backends"),
 ];
 
-/// Modules that have another name now.
+/// Former names of modules, and the current ones.
 const MODULES: [(&str, &str); 18] = [
     ("books", "resources"),
     ("leases", "commit or lease_settlement"),
