@@ -1,9 +1,9 @@
-//! Which command helps with which refusal. The server names what is wrong by its code and knows nothing of this program's commands.
+//! Maps errors to the command that helps. The server reports a stable code and knows nothing about the commands of this program.
 
 use gpuaas_api::ClientError;
 use gpuaas_api::client::{Distrust, SocketProblem};
 
-/// What to do about a connection that does not work; `None` if the error is about something else.
+/// Returns what to do about a failed connection, or `None` if the error is about something else.
 pub(crate) fn of_connection(error: &ClientError) -> Option<&'static str> {
     match error {
         ClientError::Untrusted { why: Distrust::Authority, .. } => {
@@ -43,7 +43,7 @@ pub(crate) fn of_connection(error: &ClientError) -> Option<&'static str> {
     }
 }
 
-/// What to do about a problem with this code.
+/// Returns what to do about a problem with this code.
 pub(crate) fn of_code(code: &str) -> Option<&'static str> {
     HINTS.iter().find(|(known, _)| *known == code).map(|(_, hint)| *hint)
 }

@@ -27,7 +27,7 @@ pub(crate) struct Cli {
     pub(crate) is_unconfirmed: bool,
 }
 
-/// Reads the command line.
+/// Parses the command line.
 pub(crate) fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Cli, clap::Error> {
     let words: Vec<OsString> = words.into_iter().collect();
     let matches = command().try_get_matches_from(words)?;
@@ -39,8 +39,8 @@ pub(crate) fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Cli, cl
     Ok(Cli { is_unconfirmed, ..Cli::from_arg_matches(&matches)? })
 }
 
-/// The command with all its subcommands. The global options are in the help of the program only: repeated under each of a hundred
-/// commands, they would hide what the command itself takes.
+/// Returns the command with all its subcommands. Only the help of the program itself lists the global options: repeated under
+/// each of a hundred subcommands, they would bury the options of the subcommand.
 pub(crate) fn command() -> clap::Command {
     fn hide(command: clap::Command, globals: &[clap::Arg]) -> clap::Command {
         let names: Vec<String> = command.get_subcommands().map(|subcommand| subcommand.get_name().to_owned()).collect();
@@ -56,10 +56,10 @@ pub(crate) fn command() -> clap::Command {
     hide(command, &globals)
 }
 
-/// Where the global options are.
+/// Shown below the help of every subcommand.
 const GLOBALS: &str = "`gpuaas --help` lists the global options, such as -o json, --jq, --columns, --project and --url.";
 
-/// Tells somebody what is wrong with their command line, in the format they asked for.
+/// Reports a command line that cannot be parsed, in the output format that the user asked for.
 pub(crate) fn report(error: &clap::Error) -> std::process::ExitCode {
     use clap::error::ErrorKind;
     let is_help = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
@@ -70,12 +70,12 @@ pub(crate) fn report(error: &clap::Error) -> std::process::ExitCode {
         crate::output::Output::new(Format::Json, true).failure(&failure);
         return failure.exit.into();
     }
-    // Nobody left to tell: nothing to do about it.
+    // If stderr is gone, there is nowhere left to report to.
     let _ = error.print();
     std::process::ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
 }
 
-/// Whether a command line that could not be read asks for JSON.
+/// Returns whether a command line that cannot be parsed asks for JSON.
 fn wants_json(words: impl Iterator<Item = String>) -> bool {
     let words: Vec<String> = words.collect();
     let joined = |word: &str| ["-ojson", "-o=json", "--output=json"].contains(&word);
@@ -134,7 +134,7 @@ pub(crate) struct Global {
     pub(crate) no_color: bool,
 }
 
-/// Secrets do not belong into logs.
+/// Keeps secrets out of logs.
 impl std::fmt::Debug for Global {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Global").field("output", &self.output).field("url", &self.url).finish_non_exhaustive()
@@ -309,7 +309,7 @@ mod tests {
 
     #[test]
     fn no_command_has_an_argument_with_the_name_of_a_global_option() {
-        // Clap would take the one's value for the other's: `token revoke NAME` would sign in with NAME.
+        // Otherwise clap would use the value of one for the other: `token revoke NAME` would sign in with NAME.
         fn walk(command: &clap::Command, global: &[String]) {
             for argument in command.get_arguments().filter(|argument| !argument.is_global_set()) {
                 let id = argument.get_id().to_string();

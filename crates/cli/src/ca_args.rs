@@ -1,4 +1,4 @@
-//! Who signs certificates: options of `gpuaas server`.
+//! Options of `gpuaas server` for the certificate authority.
 
 use std::path::PathBuf;
 
@@ -41,7 +41,7 @@ enum CaChoice {
 }
 
 impl CaArgs {
-    /// What the server needs to know.
+    /// Returns the server's configuration of the CA.
     pub(crate) fn config(self) -> Result<CaConfig, CliError> {
         match self.ca {
             CaChoice::BuiltIn => Ok(CaConfig::BuiltIn),

@@ -1,4 +1,4 @@
-//! Where the server is and how to speak to it: flags, then environment, then the config file, then defaults.
+//! Where the server is and how to connect to it: from flags, then the environment, then the config file, then defaults.
 
 use std::collections::BTreeMap;
 use std::io::Read as _;
@@ -12,12 +12,12 @@ use crate::args::Global;
 use crate::credentials::{self, Credentials, SignIn};
 use crate::error::CliError;
 
-/// Where `gpuaas dev` and `gpuaas server` listen unless told otherwise.
+/// Where `gpuaas dev` and `gpuaas server` listen by default.
 pub(crate) const DEFAULT_URL: &str = "http://127.0.0.1:8080";
-/// Most bytes of a config or token file.
+/// Largest config or token file, in bytes.
 const MAX_FILE_BYTES: u64 = 64 * 1024;
 
-/// `~/.config/gpuaas/config.toml`.
+/// The config file, `~/.config/gpuaas/config.toml`.
 #[derive(Debug, Default, PartialEq, Eq, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ConfigFile {
@@ -30,7 +30,7 @@ struct ConfigFile {
     profiles: BTreeMap<String, Section>,
 }
 
-/// `[profiles.NAME]`: the same keys for another server or another user.
+/// A section `[profiles.NAME]`: the same keys, for another server or another user.
 #[derive(Debug, Default, PartialEq, Eq, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Section {
@@ -42,7 +42,8 @@ struct Section {
 }
 
 impl ConfigFile {
-    /// What counts for this profile: the keys of its section, or those outside of all sections.
+    /// Returns the settings of this profile (its section, or the keys outside of all sections), and whether the file has the
+    /// profile.
     fn of_profile(mut self, profile: &str) -> (Self, bool) {
         match self.profiles.remove(profile) {
             Some(Section { url, token, token_file, ca_file, project }) => {
@@ -54,26 +55,26 @@ impl ConfigFile {
     }
 }
 
-/// The options for a client, and what the user should be warned about.
+/// The client options, and warnings to show to the user.
 #[derive(Debug)]
 pub(crate) struct Resolved {
     pub(crate) options: ClientOptions,
-    /// The project to work in, as the user wrote it.
+    /// The project to work in, as the user wrote it; not resolved to an id yet.
     pub(crate) project: Option<String>,
-    /// Which profile this is.
+    /// Name of the profile in use.
     pub(crate) profile: String,
-    /// The profiles that the config file has sections for.
+    /// Names of the profiles that have a section in the config file.
     pub(crate) configured: Vec<String>,
-    /// Whether the config file has this profile.
+    /// Whether the config file has the profile in use.
     pub(crate) is_configured: bool,
-    /// Where sign-ins are kept, if there is a home for them.
+    /// Where sign-ins are stored. `None` if there is no home folder.
     pub(crate) credentials: Option<Credentials>,
-    /// The kept sign-in of the profile; it counts if no token is given otherwise.
+    /// The stored sign-in of the profile. It is used only if no token is given in another way.
     pub(crate) kept: Option<SignIn>,
     pub(crate) warnings: Vec<String>,
 }
 
-/// Puts flags, environment and config file together.
+/// Combines flags, environment and config file.
 pub(crate) fn resolve(global: &Global, env: impl Fn(&str) -> Option<String>) -> Result<Resolved, CliError> {
     let env = |name: &str| env(name).filter(|value| !value.is_empty());
     let mut warnings = Vec::new();
@@ -92,7 +93,7 @@ pub(crate) fn resolve(global: &Global, env: impl Fn(&str) -> Option<String>) -> 
 
     let kept_url = kept.as_ref().map(|kept| kept.url.clone());
     let url = match &unix_socket {
-        // Only names the host: the socket leads to one server.
+        // Only used as the host name: the socket itself determines the server.
         Some(_) => "http://localhost".to_owned(),
         None => {
             let url = global.url.clone().or_else(|| env("GPUAAS_URL")).or(file.url).or(kept_url);
@@ -104,7 +105,7 @@ pub(crate) fn resolve(global: &Global, env: impl Fn(&str) -> Option<String>) -> 
     } else if let Some(path) = &global.token_file {
         Some(token_from(path, &mut warnings)?)
     } else if unix_socket.is_some() {
-        // Whoever sits at the server needs none, and one that happens to be around may be the reason to be there.
+        // The local socket needs no token. One from the environment is ignored: the caller may be here because it does not work.
         None
     } else if let Some(token) = env("GPUAAS_TOKEN") {
         Some(token)
@@ -136,7 +137,7 @@ pub(crate) fn resolve(global: &Global, env: impl Fn(&str) -> Option<String>) -> 
     Ok(Resolved { options, project, profile, configured, is_configured, credentials, kept, warnings })
 }
 
-/// Where the config file is, and whether the user named it.
+/// Returns the path of the config file, and whether the user named it explicitly.
 pub(crate) fn path(global: &Global, env: impl Fn(&str) -> Option<String>) -> Option<(PathBuf, bool)> {
     let env = |name: &str| env(name).filter(|value| !value.is_empty());
     if let Some(named) = global.config.clone().or_else(|| env("GPUAAS_CONFIG").map(PathBuf::from)) {
@@ -146,8 +147,8 @@ pub(crate) fn path(global: &Global, env: impl Fn(&str) -> Option<String>) -> Opt
     Some((base.join("gpuaas/config.toml"), false))
 }
 
-/// Sets one key of a profile, or removes it. Everything else in the file stays as it is, comments too; a file that would not be read
-/// afterwards is not written.
+/// Sets one key of a profile, or removes it. The rest of the file is preserved, including comments. A file that could not be
+/// parsed afterwards is not written.
 pub(crate) fn set(path: &Path, profile: &str, key: &str, value: Option<&str>) -> Result<(), CliError> {
     let failed = |what: &str, error: &dyn std::fmt::Display| {
         CliError::usage("config_unwritable", format!("cannot {what} the config file {}: {error}", path.display()))
@@ -226,7 +227,7 @@ fn token_from(path: &Path, warnings: &mut Vec<String>) -> Result<String, CliErro
     Ok(token.to_owned())
 }
 
-/// Text and mode of a small file.
+/// Reads a small file. Returns its text and its mode.
 fn read_small(path: &Path) -> std::io::Result<(String, u32)> {
     let file = std::fs::File::open(path)?;
     let mode = file.metadata()?.permissions().mode();

@@ -1,4 +1,4 @@
-//! What every command gets: a way to print, and a client when it asks for one.
+//! What every command gets: the output, and a client on demand.
 
 use std::sync::OnceLock;
 
@@ -19,7 +19,7 @@ pub(crate) struct CommandContext {
 }
 
 impl CommandContext {
-    /// Fails if the expression of `--jq` cannot be used.
+    /// Fails if the expression of `--jq` is invalid, or does not go with the output format.
     pub(crate) fn new(global: Global) -> Result<Self, CliError> {
         let output = Output::new(global.output, global.no_color).limited_to(global.columns.clone(), global.quiet);
         let output = match &global.jq {
@@ -33,17 +33,17 @@ impl CommandContext {
         Ok(Self { output, global, client: OnceLock::new(), project: OnceLock::new() })
     }
 
-    /// Most items of a list, if it is a long one.
+    /// Returns the value of `--limit`, or the default.
     pub(crate) fn limit_or(&self, default: usize) -> usize {
         self.global.limit.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(default)
     }
 
-    /// Whether the user says how many items there are at most.
+    /// Returns whether `--limit` was given.
     pub(crate) fn has_limit(&self) -> bool {
         self.global.limit.is_some()
     }
 
-    /// The client. Made on first use: commands that work offline read no config and need no server.
+    /// Returns the client. It is created on first use, so that commands that work offline read no config file and need no server.
     pub(crate) fn client(&self) -> Result<&Client, CliError> {
         if let Some(client) = self.client.get() {
             return Ok(client);
@@ -68,23 +68,23 @@ impl CommandContext {
         Ok(self.client.get_or_init(|| client))
     }
 
-    /// What flags, environment and config file say.
+    /// Combines flags, environment and config file.
     pub(crate) fn resolved(&self) -> Result<config::Resolved, CliError> {
         config::resolve(&self.global, |name| std::env::var(name).ok())
     }
 
-    /// Where the config file is, or would be.
+    /// Returns the path of the config file, whether or not it exists.
     pub(crate) fn config_file(&self) -> Option<std::path::PathBuf> {
         config::path(&self.global, |name| std::env::var(name).ok()).map(|(path, _)| path)
     }
 
-    /// The profile, as the user wrote it.
+    /// Returns the profile, as the user wrote it.
     pub(crate) fn requested_profile(&self) -> Option<String> {
         self.global.profile.clone().or_else(|| std::env::var("GPUAAS_PROFILE").ok())
     }
 
-    /// Adds the token of the kept sign-in, renewed if needed, where no other token is given. A sign-in to one server is nothing for
-    /// another.
+    /// Adds the token of the stored sign-in, renewed if necessary, unless another token is given. A sign-in is only used for the
+    /// server that it belongs to.
     fn with_kept_sign_in(&self, resolved: config::Resolved) -> Result<ClientOptions, CliError> {
         let config::Resolved { mut options, profile, credentials, kept, .. } = resolved;
         let (Some(credentials), Some(kept)) = (credentials, kept) else { return Ok(options) };
@@ -99,14 +99,14 @@ impl CommandContext {
             self.output.warn(&text);
             return Ok(options);
         }
-        // Commands get their client without waiting; only a renewal waits, and only then may it take this thread.
+        // Commands get their client synchronously. Only a renewal has to wait, so only then does this block the thread.
         let fresh =
             tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(credentials.fresh(&profile, kept)))?;
         options.token = Some(fresh.token);
         Ok(options)
     }
 
-    /// The project to work in, as the user wrote it: flag, environment, then config file.
+    /// Returns the project to work in, as the user wrote it: from the flag, then the environment, then the config file.
     pub(crate) fn requested_project(&self) -> Result<Option<&str>, CliError> {
         self.client()?;
         Ok(self.project.get().and_then(Option::as_deref))

@@ -1,7 +1,7 @@
-//! Sign-ins that are kept between two commands: a file per profile that only its owner can read.
+//! Sign-ins that are stored between commands, in one file per profile that only its owner can read.
 //!
-//! A refresh token is used once. So that two commands at the same moment do not use the same one, it is used under a lock, and whoever
-//! comes second finds the new tokens.
+//! A refresh token can be used only once. Two concurrent commands must not use the same one, so renewing takes a lock, and the
+//! second command finds the new tokens.
 
 use std::io::Read as _;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _};
@@ -15,36 +15,36 @@ use crate::error::CliError;
 use crate::exit::Exit;
 use crate::files::NewFile;
 
-/// The profile that nobody has to name.
+/// The profile that is used if none is named.
 pub(crate) const DEFAULT_PROFILE: &str = "default";
-/// An access token that ends sooner than this is renewed before it is used.
+/// An access token that expires sooner than this is renewed before it is used.
 const RENEW_BEFORE: Duration = Duration::from_secs(60);
-/// Most bytes of a kept sign-in.
+/// Largest stored sign-in, in bytes.
 const MAX_FILE_BYTES: u64 = 256 * 1024;
 
-/// A kept sign-in.
+/// A stored sign-in.
 #[derive(Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct SignIn {
-    /// The server it is for, and no other.
+    /// URL of the server that the sign-in is for. It is never sent to another one.
     pub(crate) url: String,
-    /// Whom to trust there, if not the system's authorities.
+    /// CA certificates to trust for that server and the issuer, instead of the system's.
     pub(crate) ca_file: Option<PathBuf>,
-    /// Who signed the user in.
+    /// URL of the OIDC issuer.
     pub(crate) issuer: String,
-    /// As what program.
+    /// Client id of this program at the issuer.
     pub(crate) client_id: String,
-    /// What was asked for.
+    /// Scopes that were requested.
     pub(crate) scope: String,
-    /// What requests carry.
+    /// The bearer token that requests carry.
     pub(crate) token: String,
-    /// What gives the next one.
+    /// The token with which the next access token is requested.
     pub(crate) refresh_token: Option<String>,
-    /// When the token ends.
+    /// When the bearer token expires.
     pub(crate) ends_at: Timestamp,
 }
 
-/// Secrets do not belong into logs.
+/// Keeps secrets out of logs.
 impl std::fmt::Debug for SignIn {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("SignIn").field("url", &self.url).field("issuer", &self.issuer).finish_non_exhaustive()
@@ -52,14 +52,14 @@ impl std::fmt::Debug for SignIn {
 }
 
 impl SignIn {
-    /// Who asks the issuer, and for what.
+    /// Returns the client id and scopes for requests to the issuer.
     pub(crate) fn client(&self) -> ClientSettings {
         ClientSettings { client_id: self.client_id.clone(), scope: self.scope.clone() }
     }
 
-    /// The same with new tokens.
+    /// Returns the sign-in with new tokens.
     pub(crate) fn with(self, tokens: &Tokens, now: Timestamp) -> Self {
-        // Some issuers give access tokens that only they can read; then the ID token says who this is.
+        // Some issuers use opaque access tokens, which the server cannot verify. The ID token then identifies the user.
         let is_readable = tokens.access_token.matches('.').count() == 2;
         let token = match &tokens.id_token {
             Some(id_token) if !is_readable => id_token.to_string(),
@@ -74,14 +74,13 @@ impl SignIn {
     }
 }
 
-/// Where sign-ins are kept.
 #[derive(Clone, Debug)]
 pub(crate) struct Credentials {
     folder: PathBuf,
 }
 
 impl Credentials {
-    /// Below `$XDG_STATE_HOME`, or `~/.local/state`. `None` for somebody without a home.
+    /// Uses `$XDG_STATE_HOME` or `~/.local/state`. Returns `None` if there is no home folder.
     pub(crate) fn find(env: impl Fn(&str) -> Option<String>) -> Option<Self> {
         let state = env("XDG_STATE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
         let state = state.or_else(|| env("HOME").map(|home| Path::new(&home).join(".local/state")))?;
@@ -92,7 +91,7 @@ impl Credentials {
         self.folder.join("tokens").join(format!("{profile}.json"))
     }
 
-    /// The sign-in of a profile. One that others could read is refused: it may be theirs already.
+    /// Returns the sign-in of a profile. A file that other users can read is refused: they may have its tokens already.
     pub(crate) fn read(&self, profile: &str) -> Result<Option<SignIn>, CliError> {
         let path = self.file(checked(profile)?);
         let bad = |what: &str| {
@@ -113,7 +112,7 @@ impl Credentials {
         serde_json::from_slice(&bytes).map(Some).map_err(|_| bad("is damaged"))
     }
 
-    /// Keeps a sign-in in the place of the one before.
+    /// Stores a sign-in, replacing the previous one.
     pub(crate) fn write(&self, profile: &str, sign_in: &SignIn) -> Result<(), CliError> {
         let path = self.file(checked(profile)?);
         self.make_folder()?;
@@ -123,7 +122,7 @@ impl Credentials {
         file.finish()
     }
 
-    /// Forgets a sign-in. Whether there was one.
+    /// Removes a sign-in. Returns whether there was one.
     pub(crate) fn remove(&self, profile: &str) -> Result<bool, CliError> {
         let path = self.file(checked(profile)?);
         match std::fs::remove_file(&path) {
@@ -133,7 +132,7 @@ impl Credentials {
         }
     }
 
-    /// The profiles that have a sign-in.
+    /// Returns the profiles that have a stored sign-in.
     pub(crate) fn profiles(&self) -> Vec<String> {
         let entries = std::fs::read_dir(self.folder.join("tokens")).into_iter().flatten().flatten();
         let name = |entry: std::fs::DirEntry| entry.file_name().to_str()?.strip_suffix(".json").map(str::to_owned);
@@ -142,14 +141,14 @@ impl Credentials {
         names
     }
 
-    /// The profile that `gpuaas profile use` chose.
+    /// Returns the profile that `gpuaas profile use` chose.
     pub(crate) fn chosen(&self) -> Option<String> {
         let mut name = String::new();
         std::fs::File::open(self.folder.join("profile")).ok()?.take(256).read_to_string(&mut name).ok()?;
         checked(name.trim()).ok().map(str::to_owned)
     }
 
-    /// Chooses a profile for the commands to come.
+    /// Chooses a profile for later commands.
     pub(crate) fn choose(&self, profile: &str) -> Result<(), CliError> {
         self.make_folder()?;
         let mut file = NewFile::create(&self.folder.join("profile"))?;
@@ -163,13 +162,13 @@ impl Credentials {
         made.map_err(|error| CliError::internal(format!("cannot create the folder {}: {error}", folder.display())))
     }
 
-    /// The sign-in of a profile, renewed if its token ends soon.
+    /// Returns the sign-in of a profile, renewed if its token expires soon.
     pub(crate) async fn fresh(&self, profile: &str, sign_in: SignIn) -> Result<SignIn, CliError> {
         if sign_in.is_fresh(Timestamp::now()) {
             return Ok(sign_in);
         }
         let _lock = self.lock(profile).await?;
-        // Another command may have renewed it while we waited.
+        // Another command may have renewed it while this one waited for the lock.
         let sign_in = self.read(profile)?.unwrap_or(sign_in);
         let now = Timestamp::now();
         if sign_in.is_fresh(now) {
@@ -187,7 +186,7 @@ impl Credentials {
                 self.write(profile, &next)?;
                 Ok(next)
             }
-            // The issuer is away for a moment, and the token is still good.
+            // The issuer is unreachable at the moment, but the token is still valid.
             Err(failure) if failure.exit == Exit::Unreachable && now < sign_in.ends_at => Ok(sign_in),
             Err(failure) => Err(failure),
         }
@@ -205,7 +204,7 @@ impl Credentials {
     }
 }
 
-/// A name that can be one of a file.
+/// Checks that a profile's name is usable as a file name.
 pub(crate) fn checked(profile: &str) -> Result<&str, CliError> {
     let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_');
     if (1..=40).contains(&profile.len()) && profile.bytes().all(plain) {
@@ -214,7 +213,7 @@ pub(crate) fn checked(profile: &str) -> Result<&str, CliError> {
     Err(CliError::usage("profile_invalid", "a profile's name has 1 to 40 letters, digits, dashes or underscores"))
 }
 
-/// An HTTP client for an issuer.
+/// Returns an HTTP client for an issuer.
 pub(crate) fn issuer_http(issuer: &str, ca_file: Option<&Path>) -> Result<browser_client::HttpClient, CliError> {
     let is_https = issuer.starts_with("https://");
     let client = browser_client::http_client(gpuaas_api::tls_config(is_https, ca_file)?, !is_https);

@@ -1,7 +1,7 @@
 //! `gpuaas dev`: a whole cluster in one process, on simulated hosts.
 //!
-//! Nothing here is a shortcut: the control plane is the one of `gpuaas server` on SQLite, and each simulated host runs the
-//! real agent, enrolls through the real door with a join token, and speaks the real link over TLS.
+//! Nothing here is a shortcut: the control plane is the one of `gpuaas server` on SQLite, and each simulated host runs the real
+//! agent, enrolls with a join token, and connects over the real link with TLS.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -29,9 +29,9 @@ use crate::server::{LogFormat, MAX_FILES, init_log, make_private_dir, start_fail
 
 /// The simulated hosts, by name.
 const HOSTS: [(&str, Profile); 2] = [("sim-h100", Profile::H100), ("sim-mi300x", Profile::Mi300x)];
-/// How long the hosts may take to come online before the start is called odd.
+/// How long the hosts may take to come online before a warning is printed.
 const ONLINE_WITHIN: Duration = Duration::from_secs(30);
-/// What tasks on a simulated host may use; all of them are allowed.
+/// What the policy of a simulated host allows tasks to use. All task types are allowed.
 const RULES: &str = "[slices]\npci_addresses = [\"*\"]\nnvme_serials = [\"*\"]\nimage_sources = [\"*\"]\n\
      bridges = [\"br-slices\"]\nimage_formats = [\"qcow2\", \"raw\"]\nusernames = [\"*\"]\n\
      driver_strategies = [\"cloud-init\", \"preinstalled\"]\nmax_shutdown_seconds = 900\nallow_graphics = true\n\n\
@@ -57,11 +57,11 @@ pub(crate) struct DevArgs {
     log: String,
 }
 
-/// Runs until SIGINT or SIGTERM.
+/// Runs the cluster until SIGINT or SIGTERM.
 pub(crate) async fn run(session: &CommandContext, args: DevArgs) -> Result<Exit, CliError> {
     init_log(&args.log, LogFormat::Text)?;
     gpuaas_runtime::file_limit::raise(MAX_FILES);
-    // Dropped at the end of this function, after everything that writes into it has stopped.
+    // Dropped at the end of this function, after everything that writes to it has stopped.
     let temporary = if args.ephemeral {
         Some(tempfile::tempdir().map_err(|error| CliError::internal(format!("cannot make a temporary folder: {error}")))?)
     } else {
@@ -199,14 +199,14 @@ fn host_config(folder: &Path, link: &str, profile: Profile) -> Result<AgentConfi
         state_dir: folder.join("state"),
         policy_file,
         metrics_interval: Duration::from_secs(5),
-        // A laptop need not set 64 MiB aside for each simulated journal.
+        // Keeps a laptop from reserving 64 MiB for each simulated journal.
         journal_bytes: 16 * 1024 * 1024,
         simulate: Some(profile),
         ..AgentConfig::default()
     })
 }
 
-/// Through the real door: a join token of the real API, used over the real link.
+/// Enrolls a host like any other: with a join token from the API, over the real link.
 async fn enroll(client: &Client, name: &str, config: AgentConfig) -> Result<(), CliError> {
     let wanted = JoinTokenCreate { note: format!("simulated host {name}"), ..JoinTokenCreate::default() };
     let token = client.join_token_create(&wanted, None).await?.token;
@@ -228,7 +228,7 @@ fn agent_failure(name: &str, error: &dyn std::error::Error) -> CliError {
         .hint("delete the data folder to start afresh, or name another one with --data-dir")
 }
 
-/// What a newcomer sees.
+/// Returns the introduction that a newcomer sees.
 fn block(url: &str, token: &str, data_dir: &Path, ephemeral: bool) -> String {
     let program = program_name();
     let kept = if ephemeral { "removed at the end".to_owned() } else { data_dir.display().to_string() };
@@ -263,7 +263,7 @@ fn block(url: &str, token: &str, data_dir: &Path, ephemeral: bool) -> String {
     )
 }
 
-/// How the user can call this very program from where they are.
+/// Returns how the user can call this program from the current folder.
 fn program_name() -> String {
     let Ok(path) = std::env::current_exe() else { return "gpuaas".to_owned() };
     let here = std::env::current_dir().unwrap_or_default();

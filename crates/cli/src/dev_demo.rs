@@ -1,7 +1,7 @@
 //! What a newcomer finds in `gpuaas dev`: an organization with a project, products, an image, and slots on the simulated hosts.
 //!
-//! Everything goes through the API, as an operator would do it. The project comes last: once it is there nothing is made again, so that
-//! what the user deletes or changes stays as they left it.
+//! Everything is created through the API, as an operator would do it. The project is created last: once it exists, nothing is
+//! created again, so that what the user changes or deletes stays that way.
 
 use std::path::Path;
 use std::time::Duration;
@@ -26,24 +26,21 @@ use crate::exit::Exit;
 use crate::pages::MAX_ITEMS;
 use crate::tenants;
 
-/// The organization.
 const ORGANIZATION: &str = "demo";
-/// Its project.
 const PROJECT: &str = "default";
-/// The project as it is typed.
+/// The project as it is typed on the command line.
 pub(crate) const FULL_NAME: &str = "demo/default";
-/// The image.
 const IMAGE: &str = "ubuntu";
-/// The stored SSH key, for users who have none of their own.
+/// Name of the stored SSH key, for users who have none of their own.
 const SSH_KEY: &str = "dev";
-/// How long a simulated host may take to look at itself.
+/// Time limit for the topology discovery of a simulated host.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Products: name, GPU as `vendor:device`, slots, price in millionths.
+/// Products: name, GPU as `vendor:device`, number of slots, price per hour in millionths.
 const PRODUCTS: [(&str, &str, u32, i64); 3] =
     [("h100-1x", "10de:2330", 1, 2_500_000), ("h100-8x", "10de:2330", 8, 19_200_000), ("mi300x-1x", "1002:74a1", 1, 3_100_000)];
 
-/// Makes whatever is missing, on the first start only.
+/// Creates what is missing, on the first start only.
 pub(crate) async fn furnish(client: &Client, hosts: &[&str], data_dir: &Path) -> Result<(), CliError> {
     let query = OrganizationListQuery { name: Some(ORGANIZATION.to_owned()), ..OrganizationListQuery::default() };
     let organization = client.organizations(&query).await?.items.into_iter().find(|found| found.name == ORGANIZATION);
@@ -112,7 +109,7 @@ async fn image(client: &Client) -> Result<(), CliError> {
     if tenants::images(client, None, MAX_ITEMS).await?.items.iter().any(|image| image.name == IMAGE) {
         return Ok(());
     }
-    // A simulated host has every image; only its digest must be one.
+    // A simulated host has every image; only the digest must be well-formed.
     let create = ImageCreate {
         name: IMAGE.to_owned(),
         description: "simulated".to_owned(),
@@ -127,7 +124,7 @@ async fn image(client: &Client) -> Result<(), CliError> {
     Ok(())
 }
 
-/// Lets a host look at itself and approves all of it.
+/// Runs a topology discovery on a host, and approves all candidates.
 async fn slots(client: &Client, host: &str) -> Result<(), CliError> {
     let node = client.node(host).await?.id.to_string();
     if !client.node_topology(&node).await?.slots.is_empty() {

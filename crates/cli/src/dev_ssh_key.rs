@@ -1,4 +1,4 @@
-//! The SSH key of `gpuaas dev`, for machines whose user has none: somebody must be able to sign in to what is leased.
+//! The SSH key of `gpuaas dev`, for users who have none: an allocation needs a key that can sign in.
 
 use std::path::{Path, PathBuf};
 
@@ -12,15 +12,15 @@ use crate::error::CliError;
 
 const KIND: &[u8] = b"ssh-ed25519";
 const COMMENT: &str = "gpuaas-dev";
-/// OpenSSH breaks its base64 here.
+/// Line length at which OpenSSH wraps base64.
 const LINE: usize = 70;
 
-/// Where the key is, beside everything else of this cluster.
+/// Returns the path of the private key, which is in the data folder of the cluster.
 pub(crate) fn path(data_dir: &Path) -> PathBuf {
     data_dir.join("ssh").join("id_ed25519")
 }
 
-/// The public half, which is made with the private one on the first start.
+/// Returns the public key. The key pair is generated on the first start.
 pub(crate) fn ensure(data_dir: &Path) -> Result<SshPublicKey, CliError> {
     let private = path(data_dir);
     let public = private.with_extension("pub");
@@ -42,10 +42,10 @@ pub(crate) fn ensure(data_dir: &Path) -> Result<SshPublicKey, CliError> {
     text.trim().parse().map_err(|error: gpuaas_contract::slice::BadName| failed(&error))
 }
 
-/// The format of `ssh-keygen -t ed25519` without a passphrase: PROTOCOL.key of OpenSSH.
+/// Encodes a private key like `ssh-keygen -t ed25519` without a passphrase does. OpenSSH documents the format in PROTOCOL.key.
 fn openssh(key: &SigningKey, seed: &[u8; 32]) -> String {
     let public = public_blob(key);
-    // The same number twice says that a passphrase was right; there is none.
+    // Two equal check integers. After decryption they show that the passphrase was right; there is no encryption here.
     let mut secret = [[7; 4], [7; 4]].concat();
     text(&mut secret, KIND);
     text(&mut secret, key.verifying_key().as_bytes());
@@ -77,7 +77,7 @@ fn public_blob(key: &SigningKey) -> Vec<u8> {
     blob
 }
 
-/// A text with its length before it.
+/// Appends a byte string, preceded by its length.
 fn text(to: &mut Vec<u8>, bytes: &[u8]) {
     to.extend(u32::try_from(bytes.len()).unwrap_or(u32::MAX).to_be_bytes());
     to.extend(bytes);
@@ -94,7 +94,7 @@ mod tests {
         let private = std::fs::read_to_string(path(folder.path())).expect("reads");
         assert_eq!(ensure(folder.path()).expect("finds it").as_str(), first.as_str());
         assert_eq!(std::fs::read_to_string(path(folder.path())).expect("reads"), private);
-        // The inner part is padded to whole blocks, and its public key is the one that was given out.
+        // The private section is padded to whole blocks, and contains the public key that was returned.
         let body: String = private.lines().filter(|line| !line.starts_with('-')).collect();
         let bytes = STANDARD.decode(body).expect("base64");
         assert!(bytes.starts_with(b"openssh-key-v1\0"));

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// Reads a span; without a unit it is seconds.
+/// Parses a duration. Without a unit it is in seconds.
 pub(crate) fn parse(text: &str) -> Result<Duration, String> {
     let (digits, unit) = match text.find(|c: char| !c.is_ascii_digit()) {
         Some(at) => text.split_at(at),

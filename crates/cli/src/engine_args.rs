@@ -1,4 +1,4 @@
-//! Options of `gpuaas server` that name other servers: NATS, Redis and Temporal. Without them everything is in this process.
+//! Options of `gpuaas server` for NATS, Redis and Temporal. Without them, everything runs in this process.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -75,7 +75,7 @@ enum Workflow {
 }
 
 impl EngineArgs {
-    /// NATS and Redis.
+    /// Returns the configuration of NATS and Redis.
     pub(crate) fn backends(&self) -> EnginesConfig {
         let nats = self.nats_url.clone().map(|url| NatsConfig {
             credentials_file: self.nats_credentials.clone(),
@@ -89,7 +89,7 @@ impl EngineArgs {
         EnginesConfig { nats, redis }
     }
 
-    /// Connects to whoever drives runs.
+    /// Connects to the workflow driver that was chosen.
     pub(crate) async fn driver(&self) -> Result<Arc<dyn Driver>, CliError> {
         match self.workflow {
             Workflow::Embedded => Ok(Arc::new(Embedded)),

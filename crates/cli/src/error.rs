@@ -1,4 +1,4 @@
-//! An error as the user sees it: one line, a cause where there is one, and what to do next.
+//! An error as the user sees it: one line, a cause if there is one, and what to do next.
 
 use gpuaas_api::ClientError;
 use gpuaas_api::client::ErrorKind;
@@ -6,20 +6,20 @@ use gpuaas_api::client::ErrorKind;
 use crate::advice;
 use crate::exit::Exit;
 
-/// Why a command did not do what it was asked.
+/// Why a command failed.
 #[derive(Debug)]
 pub(crate) struct CliError {
-    /// What the program exits with.
+    /// The exit code of the program.
     pub(crate) exit: Exit,
     /// Stable code, for programs.
     pub(crate) code: String,
-    /// One line.
+    /// What went wrong, in one line.
     pub(crate) message: String,
-    /// What lies beneath.
+    /// The underlying error, if it adds something.
     pub(crate) cause: Option<String>,
     /// What to do next.
     pub(crate) hint: Option<String>,
-    /// Find the request in the server's log by this.
+    /// Identifies the request in the server's log.
     pub(crate) correlation_id: Option<String>,
 }
 
@@ -28,23 +28,23 @@ impl CliError {
         Self { exit, code: code.to_owned(), message: message.into(), cause: None, hint: None, correlation_id: None }
     }
 
-    /// The input is wrong.
+    /// An error in the user's input.
     pub(crate) fn usage(code: &str, message: impl Into<String>) -> Self {
         Self::new(Exit::Usage, code, message)
     }
 
-    /// A bug, or the operating system.
+    /// A bug, or an error of the operating system.
     pub(crate) fn internal(message: impl Into<String>) -> Self {
         Self::new(Exit::Internal, "internal", message)
     }
 
-    /// What to do next.
+    /// Adds a hint on what to do next.
     pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
         self
     }
 
-    /// The document for `-o json`.
+    /// Returns the error as a document, for `-o json`.
     pub(crate) fn document(&self) -> serde_json::Value {
         serde_json::json!({ "error": {
             "code": self.code,
@@ -80,7 +80,7 @@ fn hint_of(error: &ClientError, kind: ErrorKind) -> Option<String> {
         return Some(hint.to_owned());
     }
     match (kind, error.problem().map(|problem| problem.status)) {
-        // The server's own sentence says what to do.
+        // The server's message already says what to do.
         (ErrorKind::Unauthorized, Some(403)) => None,
         (ErrorKind::Unauthorized, _) => Some(
             "sign in with `gpuaas login`, or give a token with --token-file, GPUAAS_TOKEN or `token_file` in the config file"
@@ -98,7 +98,7 @@ fn hint_of(error: &ClientError, kind: ErrorKind) -> Option<String> {
     }
 }
 
-/// The innermost source, which is the one that says something new.
+/// Returns the innermost source of an error, which adds the most to its message.
 fn root_cause(error: &dyn std::error::Error) -> Option<String> {
     let mut cause = error.source()?;
     while let Some(deeper) = cause.source() {

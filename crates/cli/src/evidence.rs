@@ -1,7 +1,8 @@
-//! Checks that a node did a task and that the control plane asked for it. Offline: everything is in the evidence.
+//! Verifies that the control plane ordered a task and that the node carried it out. Works offline: the evidence contains
+//! everything.
 //!
-//! Trust starts at the root key. It signs the verifier set, a key of the set signed each envelope, and the node's own
-//! receipt key signed the receipt, which names the digest of the envelope it answers.
+//! Trust starts at the root key. It signs the verifier set, a key in that set signs each envelope, and the node's receipt key
+//! signs the receipt, which names the digest of the envelope that it answers.
 
 use std::collections::BTreeSet;
 
@@ -19,18 +20,18 @@ use gpuaas_contract::{Digest, time::Timestamp};
 
 /// Payload type of the signed record of a node's keys.
 const NODE_RECORD_TYPE: &str = "application/vnd.gpuaas.node-record.v1+json";
-/// Most bytes of such a record.
+/// Largest such record, in bytes.
 const NODE_RECORD_MAX_BYTES: usize = 8 * 1024;
 
-/// How one check went.
+/// The result of one check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Verdict {
-    /// It holds.
+    /// The check passed.
     Passed,
-    /// It does not.
+    /// The check failed.
     Failed,
-    /// It holds, with something the reader should know.
+    /// The check passed, with a caveat that the reader should know.
     Note,
 }
 
@@ -44,43 +45,40 @@ impl Verdict {
     }
 }
 
-/// One check.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub(crate) struct Check {
-    /// What was checked.
+    /// Name of the check.
     pub(crate) check: &'static str,
-    /// How it went.
     pub(crate) result: Verdict,
-    /// What was found.
+    /// What was found, in one line.
     pub(crate) detail: String,
 }
 
-/// All checks of one task.
+/// The checks of one task.
 #[derive(Clone, Debug, serde::Serialize)]
 pub(crate) struct Report {
-    /// The task.
     pub(crate) task_id: String,
-    /// Every check holds.
+    /// Whether no check failed.
     pub(crate) verified: bool,
-    /// The root key that everything hangs on.
+    /// The id of the root key that all signatures lead to.
     pub(crate) root_key: String,
-    /// The user named the root key, instead of taking the evidence's word for it.
+    /// Whether the user named the root key, instead of trusting the one in the evidence.
     pub(crate) root_key_pinned: bool,
-    /// The checks in order.
+    /// The checks, in the order in which they were made.
     pub(crate) checks: Vec<Check>,
 }
 
-/// A root key as the user names it: its id, or itself in base64.
+/// A root key as the user names it: by its id, or as the key itself in base64.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum TrustRoot {
-    /// By id.
+    /// The key's id.
     Id(KeyId),
     /// The key itself.
     Key(VerifyingKey),
 }
 
 impl TrustRoot {
-    /// Reads what the user typed.
+    /// Parses a key or a key id.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         if let Some(hex) = text.strip_prefix("key_") {
             let well_formed = hex.len() == 32 && hex.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
@@ -104,7 +102,6 @@ impl TrustRoot {
     }
 }
 
-/// Collects checks.
 #[derive(Default)]
 struct Checks(Vec<Check>);
 
@@ -170,7 +167,8 @@ fn check_set(evidence: &TaskEvidence, checks: &mut Checks) -> Option<VerifierSet
     }
 }
 
-/// The set as it was when an envelope was signed, as far as can be told: a key that ended in good order was good then.
+/// Looks up keys as they were, as far as can be told, when an envelope was signed: a key that was retired regularly was valid
+/// then.
 struct History<'a>(&'a VerifierSet);
 
 impl KeyLookup for History<'_> {
@@ -212,7 +210,7 @@ fn check_envelope(
 
 fn open_envelope(evidence: &TaskEvidence, signed: &EnvelopeEvidence, set: &VerifierSet) -> Result<envelope::Verified, String> {
     let task = &evidence.task;
-    // Verified as of the moment it says it was signed: that moment is itself under the signature.
+    // Verified as of the time at which it claims to have been signed. The signature covers that time.
     let claimed = dsse::payload_unverified(&signed.envelope).map_err(|error| chain(&error))?;
     let issued_at = serde_json::from_slice::<envelope::Payload>(&claimed).map_or(Timestamp(0), |payload| payload.issued_at);
     let keys = History(set);
@@ -242,7 +240,7 @@ fn open_envelope(evidence: &TaskEvidence, signed: &EnvelopeEvidence, set: &Verif
     Ok(verified)
 }
 
-/// The record that says which receipt key the control plane saw at the door.
+/// The signed record of the receipt key that the node presented when it enrolled.
 #[derive(serde::Deserialize)]
 struct NodeRecord {
     cluster_id: ClusterId,
@@ -310,7 +308,7 @@ fn check_receipt(evidence: &TaskEvidence, envelopes: &[envelope::Verified], chec
     checks.settle("time", time_agrees(&verified, envelopes));
 }
 
-/// What the control plane tells of the end must be what the node signed.
+/// Checks that the control plane reports the same outcome that the node signed.
 fn outcome_agrees(evidence: &TaskEvidence, verified: &receipt::Verified) -> Result<String, String> {
     let (task, signed) = (&evidence.task, verified.payload());
     let output: Option<serde_json::Value> = match &signed.output {
@@ -336,7 +334,7 @@ fn outcome_agrees(evidence: &TaskEvidence, verified: &receipt::Verified) -> Resu
     }
 }
 
-/// The node started within the window of the envelope it answers.
+/// Checks that the node started the task within the window of the envelope that it answers.
 fn time_agrees(verified: &receipt::Verified, envelopes: &[envelope::Verified]) -> Result<String, String> {
     let signed = verified.payload();
     let answered = envelopes.iter().find(|envelope| *envelope.digest() == signed.task_digest);
@@ -357,7 +355,7 @@ fn time_agrees(verified: &receipt::Verified, envelopes: &[envelope::Verified]) -
     Ok(format!("started {started}, within its window"))
 }
 
-/// An error with everything beneath it.
+/// Returns an error with all its sources.
 fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

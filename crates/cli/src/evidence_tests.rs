@@ -1,4 +1,4 @@
-//! Good evidence, and every way to tamper with it.
+//! Valid evidence, and every way to tamper with it.
 
 use std::time::Duration;
 
@@ -92,7 +92,7 @@ fn record(receipt_key: &VerifyingKey, node_id: NodeId, signer: &SigningKey) -> V
     dsse::seal(NODE_RECORD_TYPE, serde_json::to_vec(&record).expect("json"), signer)
 }
 
-/// Evidence of this order and this answer, as an honest server would tell it.
+/// Returns evidence of this envelope and this receipt, as an honest server would present it.
 fn evidence_of(
     order: &envelope::Payload,
     signer: &SigningKey,
@@ -148,7 +148,7 @@ fn good() -> TaskEvidence {
     evidence_of(&order(), &control(), answer)
 }
 
-/// The checks that failed.
+/// Returns the names of the checks that failed.
 fn failed(evidence: &TaskEvidence) -> Vec<&'static str> {
     let report = verify(evidence, None);
     let failed: Vec<_> = report.checks.iter().filter(|check| check.result == Verdict::Failed).map(|check| check.check).collect();
@@ -231,7 +231,7 @@ fn every_flipped_bit_of_a_signed_document_is_noticed() {
     ];
     for (check, document) in documents {
         let length = document(&mut good()).len();
-        // Every byte once, each with another bit.
+        // Every byte once, each time with another bit.
         for byte in 0..length {
             let mut evidence = good();
             document(&mut evidence)[byte] ^= 1 << (byte % 8);
@@ -282,7 +282,7 @@ fn the_record_of_the_node_must_name_its_receipt_key() {
     assert_eq!(failed(&evidence), ["receipt key"]);
     evidence.node_record = Some(record(&node().verifying_key(), NodeId::from_bytes([8; 16]), &root()));
     assert_eq!(failed(&evidence), ["receipt key"]);
-    // Not under the root key, or not there: nothing false is claimed, but nothing is proven either.
+    // Not signed by the root key, or missing: that is not a false claim, but it proves nothing either.
     evidence.node_record = Some(record(&node().verifying_key(), NODE, &key(6)));
     assert_eq!((failed(&evidence), notes(&evidence)), (vec![], vec!["root key", "receipt key"]));
     evidence.node_record = None;
@@ -302,7 +302,7 @@ fn times_outside_the_window_are_noticed() {
     assert_eq!(failed(&at(NOW.minus(61 * SECOND), end)), ["time"]);
     assert_eq!(failed(&at(NOW.plus(121 * SECOND), end)), ["time"]);
     assert_eq!(failed(&at(NOW.plus(120 * SECOND), end)), Vec::<&str>::new());
-    // What contradicts itself is no receipt at all.
+    // A receipt whose fields contradict each other is rejected as a whole.
     assert_eq!(failed(&at(NOW.plus(2 * SECOND), NOW.plus(SECOND))), ["receipt"]);
     let never = evidence_of(&order(), &control(), |signed| receipt::Payload { started_at: None, ..answer(signed) });
     assert_eq!(failed(&never), ["receipt"]);

@@ -1,10 +1,10 @@
-//! What the program's exit code says.
+//! The exit codes of the program.
 
 use gpuaas_api::client::ErrorKind;
 use gpuaas_contract::names::Open;
 use gpuaas_contract::state::TaskState;
 
-/// Shown under `gpuaas --help`; the table of `docs/cli.md` says the same.
+/// Shown below `gpuaas --help`. The table in `docs/cli.md` says the same.
 pub(crate) const HELP: &str = "\
 Exit codes:
   0  success (a task that was waited for succeeded)
@@ -25,26 +25,26 @@ Examples:
 
 The server is found by --url, GPUAAS_URL or `url` in ~/.config/gpuaas/config.toml, the token likewise.";
 
-/// The exit codes, each with one meaning.
+/// The exit codes. Each has exactly one meaning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Exit {
-    /// Done.
+    /// Success.
     Done = 0,
     /// A task or a check failed.
     Failed = 1,
-    /// The input is wrong.
+    /// The input is invalid.
     Usage = 2,
-    /// There is no such thing.
+    /// Something that was named does not exist.
     NotFound = 3,
-    /// The state, or the host, does not allow it.
+    /// The current state, or the host, does not allow it.
     Refused = 4,
-    /// No identity that may.
+    /// Not authenticated, or not permitted.
     Unauthorized = 5,
-    /// No server.
+    /// The server cannot be reached.
     Unreachable = 6,
-    /// Not (yet) in time.
+    /// It did not finish in time, or not yet.
     Timeout = 7,
-    /// A bug.
+    /// A bug, or an error of the operating system.
     Internal = 8,
 }
 
@@ -68,7 +68,7 @@ impl From<ErrorKind> for Exit {
     }
 }
 
-/// The exit code for a task in this state.
+/// Returns the exit code for a task in this state.
 pub(crate) fn of_task(state: &Open<TaskState>) -> Exit {
     match state.known() {
         Some(TaskState::Succeeded) => Exit::Done,
@@ -76,7 +76,7 @@ pub(crate) fn of_task(state: &Open<TaskState>) -> Exit {
         Some(TaskState::Queued | TaskState::Dispatched | TaskState::Accepted | TaskState::Started | TaskState::Expired) => {
             Exit::Timeout
         }
-        // `None` is what a newer server calls an end that this version does not know: no success.
+        // `None` is a state that only a newer server knows. It does not count as success.
         Some(TaskState::Failed | TaskState::Cancelled | TaskState::Interrupted | TaskState::Lost) | None => Exit::Failed,
     }
 }

@@ -1,11 +1,11 @@
-//! Files the program reads and writes, with limits.
+//! Reads and writes files, with size limits.
 
 use std::io::{Read as _, Write as _};
 use std::path::Path;
 
 use crate::error::CliError;
 
-/// Reads a whole file, or stdin for `-`, up to `limit` bytes.
+/// Reads a whole file, or stdin for `-`. Fails if there are more than `limit` bytes.
 pub(crate) fn read(path: &Path, limit: u64) -> Result<Vec<u8>, CliError> {
     let name = path.display();
     let bad = |error: std::io::Error| CliError::usage("file_unreadable", format!("cannot read {name}: {error}"));
@@ -22,14 +22,14 @@ pub(crate) fn read(path: &Path, limit: u64) -> Result<Vec<u8>, CliError> {
     Ok(bytes)
 }
 
-/// A file that appears under its name only when it is complete, readable by its owner only.
+/// A new file that only its owner can read. It appears under its name only once it is complete.
 pub(crate) struct NewFile {
     file: std::io::BufWriter<tempfile::NamedTempFile>,
     path: std::path::PathBuf,
 }
 
 impl NewFile {
-    /// Starts the file next to where it will be.
+    /// Starts a temporary file in the folder of `path`.
     pub(crate) fn create(path: &Path) -> Result<Self, CliError> {
         let folder = match path.parent() {
             Some(parent) if parent != Path::new("") => parent,
@@ -39,12 +39,11 @@ impl NewFile {
         Ok(Self { file: std::io::BufWriter::new(file), path: path.to_owned() })
     }
 
-    /// Adds bytes.
     pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<(), CliError> {
         self.file.write_all(bytes).map_err(|error| unwritable(&self.path, &error))
     }
 
-    /// Gives it its name, unless another file has it by now.
+    /// Gives the file its name, unless another file has that name by now.
     pub(crate) fn finish_new(self) -> Result<(), CliError> {
         let Self { file, path } = self;
         let file = file.into_inner().map_err(|error| unwritable(&path, error.error()))?;
@@ -53,7 +52,7 @@ impl NewFile {
         Ok(())
     }
 
-    /// Gives it its name.
+    /// Gives the file its name, replacing an existing one.
     pub(crate) fn finish(self) -> Result<(), CliError> {
         let Self { file, path } = self;
         let file = file.into_inner().map_err(|error| unwritable(&path, error.error()))?;

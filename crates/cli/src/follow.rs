@@ -1,4 +1,4 @@
-//! Waiting for a task or an allocation: live phases and log lines on stderr, until it has ended.
+//! Waits for a task or an allocation, and prints phases and log lines to stderr as they happen.
 
 use std::time::Duration;
 
@@ -13,23 +13,23 @@ use crate::commands::alloc_view::{is_worked_on, state};
 use crate::error::CliError;
 use crate::output::text::printable;
 
-/// Lines asked for at a time.
+/// Number of log lines per request.
 const LOG_PAGE: u32 = 1000;
-/// How often a lost server is tried again, a second apart, while following logs.
+/// How often to retry, once per second, if the server is unreachable while following logs.
 const LOG_PATIENCE: u32 = 60;
 
-/// Least time between two questions for lines that are not there yet.
+/// Shortest time between two requests for lines that do not exist yet.
 const MIN_PAUSE: Duration = Duration::from_millis(500);
 
-/// How waiting ended.
+/// How waiting for a task ended.
 pub(crate) enum Waited {
     /// The task has ended.
     Ended(Box<Task>),
-    /// The user, or the limit, ended the wait; the task goes on.
+    /// The user interrupted the wait, or the time limit did. The task continues.
     GaveUp,
 }
 
-/// Waits until the task has ended, telling about it on stderr.
+/// Waits until the task has ended, and prints its progress to stderr.
 pub(crate) async fn wait(client: &Client, task: &str, with_logs: bool, limit: Option<Duration>) -> Result<Waited, CliError> {
     let teller = Teller::new();
     let deadline = async {
@@ -56,13 +56,13 @@ async fn interrupted() {
 
 /// How waiting for an allocation ended.
 pub(crate) enum WaitedFor {
-    /// It is what was waited for.
+    /// The condition holds.
     Done(Box<Allocation>),
-    /// The user ended the wait; the allocation goes on.
+    /// The user interrupted the wait. The allocation continues.
     GaveUp,
 }
 
-/// Waits until an allocation is what `is_done` waits for, telling about it on stderr.
+/// Waits until `is_done` holds for an allocation, and prints its progress to stderr.
 pub(crate) async fn allocation(
     client: &Client,
     allocation: &str,
@@ -119,7 +119,7 @@ async fn until_ended(client: &Client, task: &str, with_logs: bool, teller: &Tell
     last.filter(|task| task.ended()).ok_or_else(|| CliError::internal("the server ended the watch before the task ended"))
 }
 
-/// The log lines of a task after this sequence. With `follow`, until the task has ended.
+/// Returns the log lines of a task after this sequence number. With `follow`, the stream lasts until the task has ended.
 pub(crate) fn logs(
     client: &Client,
     task: &str,
@@ -143,7 +143,7 @@ pub(crate) fn logs(
         let asked = tokio::time::Instant::now();
         let page = loop {
             match state.client.task_logs(&state.task, &query).await {
-                // The server is restarting: the lines are still there afterwards.
+                // The server may be restarting. The lines are still there afterwards.
                 Err(error) if state.follow && error.is_transient() && patience > 0 => {
                     patience -= 1;
                     tokio::time::sleep(Duration::from_secs(1)).await;
@@ -156,7 +156,8 @@ pub(crate) fn logs(
                 let stuck = page.lines.is_empty() && !page.at_end;
                 state.done = page.complete || (page.at_end && !state.follow) || stuck;
                 state.after = page.next_after.max(state.after);
-                // A server that does not hold the answer (it is shutting down, say) is not asked without a pause.
+                // A server that responds without waiting, for example because it is shutting down, is not asked again without a
+                // pause.
                 if page.lines.is_empty() && !state.done {
                     tokio::time::sleep_until(asked + MIN_PAUSE).await;
                 }
@@ -172,10 +173,10 @@ pub(crate) fn logs(
     pages.flatten()
 }
 
-/// One log line for people.
+/// Formats one log line for a person.
 pub(crate) fn log_text(line: &TaskLogLine) -> String {
     let dropped = if line.dropped > 0 { format!("[{} lines were dropped by the host]\n", line.dropped) } else { String::new() };
-    // The lines of a task are its output: only what the agent adds is marked as such.
+    // The lines are the output of the task, so only what the agent adds is marked.
     let mark = match line.stream.as_str() {
         "stdout" => "",
         "stderr" => "err | ",
@@ -184,14 +185,14 @@ pub(crate) fn log_text(line: &TaskLogLine) -> String {
     format!("{dropped}{} {mark}{}", line.at, printable(&line.text))
 }
 
-/// Tells about progress on stderr: a spinner for a person, plain lines for a file.
+/// Prints progress to stderr: with a spinner on a terminal, as plain lines otherwise.
 struct Teller {
     spinner: Option<ProgressBar>,
     told_state: std::cell::RefCell<String>,
     told_phase: std::cell::RefCell<String>,
 }
 
-// What was last told is only touched between awaits of one task.
+// The cells are only borrowed between await points of one task.
 impl Teller {
     fn new() -> Self {
         use std::io::IsTerminal as _;
@@ -243,7 +244,7 @@ impl Teller {
         }
     }
 
-    /// What is going on now.
+    /// Prints a line, and shows it next to the spinner as the current state.
     fn now(&self, text: &str) {
         if let Some(spinner) = &self.spinner {
             spinner.set_message(text.to_owned());
@@ -251,7 +252,7 @@ impl Teller {
         self.line(text);
     }
 
-    /// A line that stays.
+    /// Prints a line that stays.
     fn line(&self, text: &str) {
         match &self.spinner {
             Some(spinner) => spinner.println(text),

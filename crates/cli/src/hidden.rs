@@ -1,4 +1,4 @@
-//! Asking for a password on a terminal without showing it.
+//! Asks for a password on a terminal without echoing it.
 
 use std::io::{BufRead as _, IsTerminal as _, Write as _};
 
@@ -7,17 +7,17 @@ use zeroize::Zeroizing;
 
 use crate::error::CliError;
 
-/// Shows what is typed again when it is dropped.
+/// Turns the terminal's echo back on when it is dropped.
 struct Hidden(Termios);
 
 impl Drop for Hidden {
     fn drop(&mut self) {
-        // The terminal is gone: there is nothing left to restore.
+        // If this fails, the terminal is gone and there is nothing left to restore.
         let _ = tcsetattr(std::io::stdin(), OptionalActions::Flush, &self.0);
     }
 }
 
-/// Asks a question whose answer is not shown.
+/// Asks a question and reads the answer without echo.
 pub(crate) fn ask(question: &str) -> Result<String, CliError> {
     if !std::io::stdin().is_terminal() {
         let message = "there is no terminal to ask for a password on";
@@ -34,7 +34,7 @@ pub(crate) fn ask(question: &str) -> Result<String, CliError> {
     let mut line = Zeroizing::new(String::new());
     let read = std::io::stdin().lock().read_line(&mut line);
     drop(restored);
-    // What ends the line was not shown either.
+    // The line break at the end of the input was not echoed either.
     let _ = writeln!(stderr);
     read.map_err(failed)?;
     Ok(line.trim_end_matches(['\r', '\n']).to_owned())

@@ -1,7 +1,8 @@
-//! The `gpuaas` program, as a library: it is compiled while the crates that it is made of still are. A program would wait for them.
+//! The `gpuaas` program as a library. Cargo compiles a library while its dependencies are still being built; a program would wait
+//! for them.
 //!
-//! Every command prints its result, and nothing else, on stdout; progress, hints and errors go to stderr. What the exit
-//! codes mean is in [`exit`] and in `gpuaas --help`.
+//! Every command prints its result, and nothing else, to stdout. Progress, hints and errors go to stderr. The exit codes are
+//! explained in [`exit`] and in `gpuaas --help`.
 
 mod advice;
 mod args;
@@ -41,7 +42,7 @@ pub fn main() -> std::process::ExitCode {
         );
         return std::process::ExitCode::FAILURE;
     }
-    // A second installation fails; there is none before the first line of main.
+    // Fails only if a provider is already installed, which cannot be at the start of main.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
     let cli = match args::parse(std::env::args_os()) {
         Ok(cli) => cli,
@@ -55,7 +56,7 @@ pub fn main() -> std::process::ExitCode {
             return failure.exit.into();
         }
     };
-    // Known before anything is asked of a server.
+    // Checked before the first request to a server.
     if cli.is_unconfirmed && !commands::confirm::somebody_is_there() {
         let failure = commands::confirm::required();
         session.output.failure(&failure);

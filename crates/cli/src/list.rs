@@ -1,4 +1,4 @@
-//! Lists: rows from some time on, once or again whenever something changes.
+//! Lists: printed once, or again whenever something changes; optionally limited to rows from some time on.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -19,13 +19,14 @@ use crate::output::{View, Watched};
 use crate::pages::{Collected, MAX_ITEMS};
 use crate::time;
 
-/// Where events tell of changes, the list is still fetched this often: it also shows what is no event, such as a link's age.
+/// How often a watched list is fetched even though events announce its changes: it also shows what causes no event, such as a
+/// link's age.
 const SLOW_POLL: Duration = Duration::from_secs(10);
-/// Where no events tell, this often.
+/// How often a watched list is fetched if no events announce its changes.
 const POLL: Duration = Duration::from_secs(5);
-/// Changes that come together are shown together.
+/// How long to wait after a change, so that changes that come together are shown together.
 const TOGETHER: Duration = Duration::from_millis(200);
-/// How often in a row a server may be away before the watch ends.
+/// How many times in a row the server may be unreachable before the watch ends.
 const MAX_LOSSES: u32 = 12;
 
 /// Options of every list.
@@ -53,43 +54,43 @@ impl From<WatchArgs> for ListArgs {
 }
 
 impl ListArgs {
-    /// Whether something that happened then is wanted.
+    /// Returns whether `--since` includes this time.
     pub(crate) fn includes(&self, time: Timestamp) -> bool {
         self.since.is_none_or(|since| time >= since)
     }
 
-    /// Whether rows are left out by their time.
+    /// Returns whether `--since` was given.
     pub(crate) fn has_since(&self) -> bool {
         self.since.is_some()
     }
 }
 
-/// What tells that a list has changed.
+/// What announces changes of a list.
 #[derive(Clone, Debug)]
 pub(crate) enum Changes {
     /// Events of these kinds in a project.
     Project(String, &'static str),
     /// Events of these kinds on the platform.
     Platform(&'static str),
-    /// Nothing: it is fetched every few seconds.
+    /// Nothing, so the list is fetched every few seconds.
     Unannounced,
 }
 
-/// A list with rows of one kind.
+/// How to fetch, filter and show rows of one type.
 pub(crate) struct List<T, V, A> {
-    /// What tells that it has changed.
+    /// What announces changes of the list.
     pub(crate) changes: Changes,
-    /// The time that `--since` compares; none for rows that have none yet.
+    /// The time that `--since` is compared with. Rows without one are always included.
     pub(crate) time: fn(&T) -> Option<Timestamp>,
-    /// Most rows, unless `--limit` names a number.
+    /// Number of rows without `--limit`.
     pub(crate) limit: usize,
-    /// How a person sees them.
+    /// How the rows are shown to a person.
     pub(crate) view: V,
-    /// What a person is told after the list.
+    /// Hints that a person gets after the list.
     pub(crate) advice: A,
 }
 
-/// Tells what to do about a list without rows.
+/// Returns a function that gives this hint if the list has no rows.
 pub(crate) fn when_empty<'t, T>(text: &'t str) -> impl Fn(&[T]) -> Vec<String> + use<'t, T> {
     move |rows| if rows.is_empty() { vec![text.to_owned()] } else { Vec::new() }
 }
@@ -100,7 +101,7 @@ where
     V: Fn(&[T]) -> View,
     A: Fn(&[T]) -> Vec<String>,
 {
-    /// Prints the list, once or until Ctrl-C. `fetch` gets the number of rows it may return.
+    /// Prints the list, once or until Ctrl-C. `fetch` gets the maximum number of rows to return.
     pub(crate) async fn run(
         self,
         session: &CommandContext,
@@ -109,7 +110,7 @@ where
     ) -> Result<Exit, CliError> {
         let limit = session.limit_or(self.limit);
         let rows = async || {
-            // Rows are left out before they are counted.
+            // With `--since`, rows are filtered before they are counted, so all of them are fetched.
             let mut found = fetch(if args.has_since() { MAX_ITEMS } else { limit }).await?;
             found.items.retain(|row| (self.time)(row).is_none_or(|time| args.includes(time)));
             found.more |= found.items.len() > limit;
@@ -157,7 +158,7 @@ async fn watch<T: serde::Serialize>(
     fetch: impl AsyncFn() -> Result<T, CliError>,
     view: impl Fn(&T) -> View,
 ) -> Result<Exit, CliError> {
-    // What happens while the list is fetched is not lost: the next look starts at once.
+    // A change during a fetch is not lost: the stored permit makes the next fetch start immediately.
     let changed = Arc::new(Notify::new());
     let listening = listen(session, &changes, Arc::clone(&changed))?;
     let pause = if matches!(changes, Changes::Unannounced) { POLL } else { SLOW_POLL };
@@ -170,7 +171,7 @@ async fn watch<T: serde::Serialize>(
                     session.output.print_watched(&mut watched, &now, &view)?;
                     pause
                 }
-                // The server restarts: the list is still there afterwards.
+                // The server may be restarting. The list is still there afterwards.
                 Err(error) if matches!(error.exit, Exit::Unreachable | Exit::Timeout) && losses < MAX_LOSSES => {
                     if losses == 0 {
                         session.output.hint("lost the server; trying again");
@@ -180,7 +181,7 @@ async fn watch<T: serde::Serialize>(
                 }
                 Err(error) => return Err(error),
             };
-            // Whether it was told or not, it looks again.
+            // Fetch again, whether a change or the timeout ended the wait.
             let _ = tokio::time::timeout(wait, changed.notified()).await;
             tokio::time::sleep(TOGETHER).await;
         }
@@ -192,7 +193,8 @@ async fn watch<T: serde::Serialize>(
     }
 }
 
-/// Tells of every event that may concern the list. Never ends: where events cannot be had, the list is fetched as often as without them.
+/// Signals every event that may affect the list. Never returns: if events are not available, it signals as often as an
+/// unannounced list is fetched.
 fn listen(
     session: &CommandContext,
     changes: &Changes,
@@ -209,7 +211,8 @@ fn listen(
         while let Some(event) = events.next().await {
             match event {
                 Ok(HeardEvent::Event(_) | HeardEvent::Reconnecting) => changed.notify_one(),
-                // Whoever may see the list need not be allowed to read events. Any other error shows when the list is fetched.
+                // A caller who may see the list may not be allowed to read events. Any other error will show when the list is
+                // fetched.
                 Err(_) => break,
             }
         }

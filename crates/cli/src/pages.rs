@@ -1,20 +1,19 @@
-//! Lists, page by page.
+//! Collects lists page by page.
 
 use gpuaas_api::ClientError;
 use gpuaas_api::dto::{MAX_PAGE, Page};
 
-/// Most items any list command collects.
+/// Number of items at which every list command stops collecting.
 pub(crate) const MAX_ITEMS: usize = 100_000;
 
 /// The first items of a list.
 pub(crate) struct Collected<T> {
-    /// The items.
     pub(crate) items: Vec<T>,
-    /// There are more.
+    /// Whether there are more items.
     pub(crate) more: bool,
 }
 
-/// Fetches pages until there are `limit` items or no more pages. `fetch` gets the cursor and the size of the page.
+/// Fetches pages until there are `limit` items or no more pages. `fetch` gets the cursor and the page size.
 pub(crate) async fn collect<T>(
     limit: usize,
     mut fetch: impl AsyncFnMut(Option<String>, u32) -> Result<Page<T>, ClientError>,
@@ -26,7 +25,7 @@ pub(crate) async fn collect<T>(
         let wanted = u32::try_from(limit - items.len()).unwrap_or(MAX_PAGE).min(MAX_PAGE);
         let page = fetch(after.clone(), wanted).await?;
         items.extend(page.items);
-        // A cursor that does not move would go round for ever.
+        // A cursor that does not advance would loop forever.
         let next = page.next.filter(|next| Some(next) != after.as_ref());
         let more = next.is_some() || items.len() > limit;
         items.truncate(limit);
@@ -37,7 +36,7 @@ pub(crate) async fn collect<T>(
     }
 }
 
-/// Like [`collect`], for lists with the newest first: ends at the first item that is too old.
+/// Like [`collect`], for lists with the newest items first. Stops at the first item that is too old.
 pub(crate) async fn collect_newest<T>(
     limit: usize,
     is_wanted: impl Fn(&T) -> bool,
@@ -58,7 +57,7 @@ pub(crate) async fn collect_newest<T>(
 mod tests {
     use super::*;
 
-    /// A server with the numbers below `total`, in pages of at most 3.
+    /// Collects from a server that has the numbers below `total`, in pages of at most 3.
     async fn collect_of(total: u32, limit: usize) -> (Vec<u32>, bool) {
         let collected = collect(limit, async |after: Option<String>, wanted| {
             let start: u32 = after.map_or(0, |cursor| cursor.parse().expect("our cursor"));

@@ -1,4 +1,4 @@
-//! Parameters of a task from the command line: `--param name=value` and `--params JSON|@file|-`.
+//! Task parameters from the command line: `--param name=value` and `--params JSON|@file|-`.
 
 use std::path::Path;
 
@@ -8,10 +8,10 @@ use serde_json::{Map, Value};
 use crate::error::CliError;
 use crate::files;
 
-/// Most bytes of parameters: more would not fit into an envelope.
+/// Largest size of parameters in bytes. More would not fit into an envelope.
 const MAX_BYTES: u64 = 64 * 1024;
 
-/// Puts the parameters together: the document of `--params` first, then every `--param` on top of it.
+/// Combines the parameters: the document of `--params` first, then every `--param` on top of it.
 pub(crate) fn collect(task_type: &str, document: Option<&str>, pairs: &[String]) -> Result<Value, CliError> {
     let mut params = match document {
         Some(source) => parse_document(source)?,
@@ -51,8 +51,8 @@ fn read_text(path: &Path) -> Result<String, CliError> {
     String::from_utf8(bytes).map_err(|_| CliError::usage("params_invalid", format!("{} is not UTF-8 text", path.display())))
 }
 
-/// The type in the catalog decides: `message=7` is a text, `hold_ms=7` a number. What the catalog of this program
-/// does not know (the server may be newer) is JSON if it reads as JSON, else a text.
+/// Converts a value to the type that the catalog defines: `message=7` is a string, `hold_ms=7` a number. A parameter that this
+/// program's catalog does not know (the server may be newer) is JSON if it parses as JSON, and a string otherwise.
 fn parse_value(task_type: &str, name: &str, value: &str) -> Result<Value, CliError> {
     let known = TaskType::parse(task_type).and_then(|kind| {
         let schema = Value::from(gpuaas_contract::schema::of(kind).params);
@@ -62,7 +62,7 @@ fn parse_value(task_type: &str, name: &str, value: &str) -> Result<Value, CliErr
     let as_json = serde_json::from_str::<Value>(value).ok();
     match known {
         Some(types) if types.iter().any(|kind| kind == "string") => {
-            // A text that may be absent is absent when it is `null`.
+            // For an optional string, `null` means that it is absent.
             let absent = value == "null" && types.iter().any(|kind| kind == "null");
             Ok(if absent { Value::Null } else { Value::String(value.to_owned()) })
         }

@@ -1,4 +1,4 @@
-//! From what people type to an id: a whole id, a unique beginning of one, or a unique name.
+//! Resolves what people type to an id: a whole id, a unique prefix of one, or a unique name.
 
 use gpuaas_api::Client;
 use gpuaas_api::dto::{
@@ -11,26 +11,25 @@ use crate::error::CliError;
 use crate::exit::Exit;
 use crate::pages::{self, Collected, MAX_ITEMS};
 
-/// Most candidates shown when a name is ambiguous.
+/// Number of candidates to show if a name is ambiguous.
 pub(crate) const MAX_CANDIDATES: usize = 10;
 
-/// Something that can be named.
+/// Something that can be named on the command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Candidate {
-    /// Its id.
     pub(crate) id: String,
-    /// What people call it; may be empty.
+    /// The name that people use; may be empty.
     pub(crate) name: String,
 }
 
-/// What is being looked for, in words.
+/// Describes a type of resource, for messages and for parsing ids.
 #[derive(Clone, Copy)]
 pub(crate) struct Noun {
-    /// Such as `node`.
+    /// The noun, such as `node`.
     pub(crate) word: &'static str,
     /// Prefix of its ids.
     pub(crate) prefix: &'static str,
-    /// The command that lists them.
+    /// The command that lists such resources.
     pub(crate) list: &'static str,
 }
 
@@ -43,14 +42,14 @@ const JOIN_TOKEN: Noun = Noun { word: "join token", prefix: JoinTokenId::PREFIX,
 const API_TOKEN: Noun = Noun { word: "API token", prefix: ApiTokenId::PREFIX, list: "gpuaas token ls" };
 const SIGNING_KEY: Noun = Noun { word: "signing key", prefix: "key_", list: "gpuaas signing-key ls" };
 
-/// The one candidate that `wanted` names.
+/// Returns the id of the only candidate that `wanted` names.
 pub(crate) fn pick(kind: Noun, wanted: &str, candidates: &[Candidate]) -> Result<String, CliError> {
     if let Some(exact) = candidates.iter().find(|candidate| candidate.id == wanted) {
         return Ok(exact.id.clone());
     }
     let named: Vec<&Candidate> = candidates.iter().filter(|candidate| candidate.name == wanted).collect();
     let found = if named.is_empty() {
-        // At least one digit after the prefix: `node_` alone is not a beginning anybody meant.
+        // A prefix needs at least one digit: nobody means `node_` alone.
         let begins = wanted.len() > kind.prefix.len() && wanted.starts_with(kind.prefix);
         candidates.iter().filter(|candidate| begins && candidate.id.starts_with(wanted)).collect()
     } else {
@@ -86,7 +85,7 @@ fn suggestion(kind: Noun, wanted: &str, candidates: &[Candidate]) -> String {
     if near.is_empty() { format!("`{}` lists them", kind.list) } else { format!("did you mean {}?", near.join(" or ")) }
 }
 
-/// Refuses an id of another kind with a word, instead of "not found".
+/// Refuses the id of another type of resource with a message of its own, instead of "not found".
 pub(crate) fn not_of_another_kind(kind: Noun, wanted: &str) -> Result<(), CliError> {
     let other = [NODE, TASK, SLOT, SLICE, ENROLLMENT, JOIN_TOKEN, API_TOKEN]
         .into_iter()
@@ -99,14 +98,14 @@ pub(crate) fn not_of_another_kind(kind: Noun, wanted: &str) -> Result<(), CliErr
     }
 }
 
-/// A node's id.
+/// Resolves a node to its id.
 pub(crate) async fn node(client: &Client, wanted: &str) -> Result<String, CliError> {
     if wanted.parse::<NodeId>().is_ok() {
         return Ok(wanted.to_owned());
     }
     not_of_another_kind(NODE, wanted)?;
     let nodes = all_nodes(client, true, MAX_ITEMS).await?.items;
-    // A name of a retired node is free for another one, which is then meant.
+    // Another node may have taken the name of a retired one. Then the name means that other node.
     let is_retired = |node: &Node| node.service == NodeService::Retired;
     let is_taken = nodes.iter().any(|node| node.name == wanted && !is_retired(node));
     let name = |node: &Node| if is_retired(node) && is_taken { String::new() } else { node.name.clone() };
@@ -114,7 +113,7 @@ pub(crate) async fn node(client: &Client, wanted: &str) -> Result<String, CliErr
     pick(NODE, wanted, &candidates)
 }
 
-/// The node that a host shall take over, if one is named.
+/// Resolves the node that a host replaces, if one is named.
 pub(crate) async fn node_to_replace(client: &Client, wanted: Option<&str>) -> Result<Option<NodeId>, CliError> {
     match wanted {
         Some(wanted) => Ok(node(client, wanted).await?.parse().ok()),
@@ -122,7 +121,7 @@ pub(crate) async fn node_to_replace(client: &Client, wanted: Option<&str>) -> Re
     }
 }
 
-/// The first nodes of all.
+/// Returns the first nodes, up to `limit`.
 pub(crate) async fn all_nodes(client: &Client, retired_too: bool, limit: usize) -> Result<Collected<Node>, CliError> {
     let fetch = async |after, limit| {
         let query = NodeListQuery { all: Some(retired_too), after, limit: Some(limit), service: None };
@@ -131,7 +130,7 @@ pub(crate) async fn all_nodes(client: &Client, retired_too: bool, limit: usize) 
     Ok(pages::collect(limit, fetch).await?)
 }
 
-/// A task's id. Tasks are too many to list: the server looks for the beginning.
+/// Resolves a task to its id. There are too many tasks to list, so the server searches for the prefix.
 pub(crate) async fn task(client: &Client, wanted: &str) -> Result<String, CliError> {
     if wanted.parse::<TaskId>().is_ok() {
         return Ok(wanted.to_owned());
@@ -154,7 +153,7 @@ pub(crate) async fn task(client: &Client, wanted: &str) -> Result<String, CliErr
     pick(TASK, wanted, &candidates)
 }
 
-/// A slot's id.
+/// Resolves a slot to its id.
 pub(crate) async fn slot(client: &Client, wanted: &str) -> Result<String, CliError> {
     if wanted.parse::<SlotId>().is_ok() {
         return Ok(wanted.to_owned());
@@ -170,7 +169,7 @@ pub(crate) async fn slot(client: &Client, wanted: &str) -> Result<String, CliErr
     pick(SLOT, wanted, &candidates)
 }
 
-/// A slice's id, from those that have slots if it is not a whole id.
+/// Resolves a slice to its id. A prefix or a name is searched among the slices that hold slots.
 pub(crate) async fn slice(client: &Client, wanted: &str) -> Result<String, CliError> {
     if wanted.parse::<AllocationId>().is_ok() {
         return Ok(wanted.to_owned());
@@ -187,7 +186,7 @@ pub(crate) async fn slice(client: &Client, wanted: &str) -> Result<String, CliEr
     pick(SLICE, wanted, &candidates)
 }
 
-/// An enrollment's id, from those that wait if it is not a whole id.
+/// Resolves an enrollment request to its id. A prefix or a name is searched among the pending requests.
 pub(crate) async fn enrollment(client: &Client, wanted: &str) -> Result<String, CliError> {
     if wanted.parse::<EnrollmentId>().is_ok() {
         return Ok(wanted.to_owned());
@@ -202,7 +201,7 @@ pub(crate) async fn enrollment(client: &Client, wanted: &str) -> Result<String, 
     pick(ENROLLMENT, wanted, &candidates)
 }
 
-/// The first enrollment requests in this state.
+/// Returns the first enrollment requests in this state, up to `limit`.
 pub(crate) async fn enrollments(
     client: &Client,
     state: Option<EnrollmentState>,
@@ -212,7 +211,7 @@ pub(crate) async fn enrollments(
     Ok(pages::collect(limit, fetch).await?)
 }
 
-/// A join token's id.
+/// Resolves a join token to its id.
 pub(crate) async fn join_token(client: &Client, wanted: &str) -> Result<String, CliError> {
     if wanted.parse::<JoinTokenId>().is_ok() {
         return Ok(wanted.to_owned());
@@ -230,7 +229,7 @@ pub(crate) async fn join_token(client: &Client, wanted: &str) -> Result<String, 
     pick(JOIN_TOKEN, wanted, &candidates)
 }
 
-/// An API token's id.
+/// Resolves an API token to its id.
 pub(crate) async fn api_token(client: &Client, wanted: &str) -> Result<String, CliError> {
     if wanted.parse::<ApiTokenId>().is_ok() {
         return Ok(wanted.to_owned());
@@ -243,7 +242,7 @@ pub(crate) async fn api_token(client: &Client, wanted: &str) -> Result<String, C
     pick(API_TOKEN, wanted, &candidates)
 }
 
-/// A signing key's id.
+/// Resolves a signing key to its id.
 pub(crate) async fn signing_key(client: &Client, wanted: &str) -> Result<String, CliError> {
     let keys = client.signing_keys().await?;
     let candidates: Vec<_> =

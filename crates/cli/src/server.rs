@@ -1,4 +1,4 @@
-//! `gpuaas server`: the control plane.
+//! `gpuaas server`: runs the control plane.
 
 use std::io::IsTerminal as _;
 use std::net::SocketAddr;
@@ -113,10 +113,10 @@ pub(crate) enum LogFormat {
     Json,
 }
 
-/// The file limit is raised to what the system allows, but not above this: more connections than this are not accepted anyway.
+/// The limit of open files is raised to what the system allows, but not above this: more connections are not accepted anyway.
 pub(crate) const MAX_FILES: u64 = 65_536;
 
-/// Runs until SIGINT or SIGTERM.
+/// Runs the server until SIGINT or SIGTERM.
 pub(crate) async fn run(args: ServerArgs) -> Result<Exit, CliError> {
     init_log(&args.log, args.log_format)?;
     let files = gpuaas_runtime::file_limit::raise(MAX_FILES);
@@ -130,7 +130,7 @@ pub(crate) async fn run(args: ServerArgs) -> Result<Exit, CliError> {
     Ok(Exit::Done)
 }
 
-/// `URL=AUDIENCE`.
+/// Parses `URL=AUDIENCE`.
 fn issuer(text: &str) -> Result<ExternalIssuer, CliError> {
     let bad =
         || CliError::usage("issuer_invalid", format!("`{text}` is not URL=AUDIENCE, as in https://issuer.example.com=gpuaas"));
@@ -139,7 +139,7 @@ fn issuer(text: &str) -> Result<ExternalIssuer, CliError> {
     Ok(ExternalIssuer { issuer: issuer.to_owned(), audience: audience.to_owned() })
 }
 
-/// The Cedar files of a folder, by name. That they can be used is checked when the server starts.
+/// Returns the Cedar files of a folder, by name. They are validated when the server starts.
 fn policies(folder: &Path) -> Result<Vec<(String, String)>, CliError> {
     let bad = |path: &Path, error: &std::io::Error| {
         CliError::usage("policies_unreadable", format!("cannot read {}: {error}", path.display()))
@@ -206,7 +206,7 @@ async fn config(args: ServerArgs) -> Result<ServerConfig, CliError> {
     })
 }
 
-/// Makes a folder that only its owner can enter.
+/// Creates a folder that only its owner can enter.
 pub(crate) fn make_private_dir(path: &Path) -> Result<(), CliError> {
     use std::os::unix::fs::DirBuilderExt as _;
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(|error| {
@@ -228,7 +228,7 @@ pub(crate) fn init_log(filter: &str, format: LogFormat) -> Result<(), CliError> 
     Ok(())
 }
 
-/// A start error with all its causes, and what to do about the usual ones.
+/// Returns a start error with all its causes, and with advice for the common ones.
 pub(crate) fn start_failure(error: &StartError) -> CliError {
     use std::io::ErrorKind;
     let (exit, code, hint) = match error {
@@ -279,7 +279,7 @@ fn announce(server: &Server) {
     }
 }
 
-/// Resolves at SIGINT or SIGTERM.
+/// Waits for SIGINT or SIGTERM.
 pub(crate) async fn until_stopped() -> Result<(), CliError> {
     use tokio::signal::unix::{SignalKind, signal};
     let no_signals = |error| CliError::internal(format!("cannot listen for signals: {error}"));
@@ -288,7 +288,7 @@ pub(crate) async fn until_stopped() -> Result<(), CliError> {
     tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {} }
     Ok(())
 }
-/// Reads `600/h` or `600`.
+/// Parses `600/h` or `600`.
 fn per_hour(text: &str) -> Result<u32, String> {
     let count = text.strip_suffix("/h").unwrap_or(text);
     count.parse().map_err(|_| "expected a number per hour, such as 600/h".to_owned())

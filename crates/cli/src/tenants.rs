@@ -1,4 +1,4 @@
-//! Which project is meant, and what belongs to projects and organizations: from what people type to what there is.
+//! Resolves projects, organizations and what belongs to them, from what people type.
 
 use gpuaas_api::Client;
 use gpuaas_api::dto::{
@@ -28,15 +28,15 @@ const SKU: Noun = Noun { word: "product", prefix: SkuId::PREFIX, list: "gpuaas s
 const MEMBER: Noun = Noun { word: "member", prefix: MembershipId::PREFIX, list: "gpuaas member ls" };
 const MAINTENANCE: Noun = Noun { word: "maintenance window", prefix: MaintenanceId::PREFIX, list: "gpuaas maintenance ls" };
 
-/// How a project is chosen, for people.
+/// How a project can be chosen, for messages.
 const HOW_TO_CHOOSE: &str = "--project, GPUAAS_PROJECT or `project` in the config file";
 
-/// `organization/project`, the name that fits one project only.
+/// Returns `organization/project`, which is unique, unlike the name alone.
 pub(crate) fn full_name(project: &Project) -> String {
     format!("{}/{}", project.organization_name, project.name)
 }
 
-/// The project to work in: the one that was asked for, or else the only one the caller can see.
+/// Returns the project to work in: the requested one, or else the only one that the caller can see.
 pub(crate) async fn project(session: &CommandContext) -> Result<Project, CliError> {
     let client = session.client()?;
     if let Some(requested) = session.requested_project()? {
@@ -59,7 +59,7 @@ pub(crate) async fn project(session: &CommandContext) -> Result<Project, CliErro
     }
 }
 
-/// The project with this id, beginning of an id, name, or `organization/name`.
+/// Returns the project with this id, prefix of an id, name, or `organization/name`.
 pub(crate) async fn project_named(client: &Client, wanted: &str) -> Result<Project, CliError> {
     if wanted.parse::<ProjectId>().is_ok() {
         return Ok(client.project(wanted).await?);
@@ -75,7 +75,7 @@ pub(crate) async fn project_named(client: &Client, wanted: &str) -> Result<Proje
         client.projects(&ProjectListQuery { organization: organization.clone(), name, after, limit: Some(limit) }).await
     };
     let mut found = pages::collect(MAX_ITEMS, fetch).await?.items;
-    // What is shown of an ambiguous name is what can be typed.
+    // For an ambiguous name, the hint lists names that can be typed.
     let same: Vec<&Project> = found.iter().filter(|project| project.name == name).collect();
     if same.len() > 1 {
         let names: Vec<String> = same.iter().take(MAX_CANDIDATES).map(|project| full_name(project)).collect();
@@ -88,7 +88,7 @@ pub(crate) async fn project_named(client: &Client, wanted: &str) -> Result<Proje
     at.map(|at| found.swap_remove(at)).ok_or_else(|| CliError::internal("a project that was found is gone"))
 }
 
-/// The organization with this id, beginning of an id, or name.
+/// Returns the organization with this id, prefix of an id, or name.
 pub(crate) async fn organization(client: &Client, wanted: &str) -> Result<Organization, CliError> {
     if wanted.parse::<OrgId>().is_ok() {
         return Ok(client.organization(wanted).await?);
@@ -103,7 +103,7 @@ pub(crate) async fn organization(client: &Client, wanted: &str) -> Result<Organi
     one(ORGANIZATION, wanted, found, |organization| (organization.id.to_string(), organization.name.clone()))
 }
 
-/// An allocation's id. A name means the one that is not over, if there is one.
+/// Resolves an allocation to its id. A name means the allocation that has not ended, if there is one.
 pub(crate) async fn allocation(session: &CommandContext, wanted: &str) -> Result<String, CliError> {
     if wanted.parse::<AllocationId>().is_ok() {
         return Ok(wanted.to_owned());
@@ -128,7 +128,7 @@ pub(crate) async fn allocation(session: &CommandContext, wanted: &str) -> Result
     pick(ALLOCATION, wanted, &candidates.collect::<Vec<_>>())
 }
 
-/// The one of a list that `wanted` names.
+/// Returns the item of a list that `wanted` names.
 fn one<T>(kind: Noun, wanted: &str, mut found: Vec<T>, named: impl Fn(&T) -> (String, String)) -> Result<T, CliError> {
     let candidates: Vec<Candidate> = found.iter().map(&named).map(|(id, name)| Candidate { id, name }).collect();
     let id = pick(kind, wanted, &candidates)?;
@@ -136,7 +136,7 @@ fn one<T>(kind: Noun, wanted: &str, mut found: Vec<T>, named: impl Fn(&T) -> (St
     at.map(|at| found.swap_remove(at)).ok_or_else(|| CliError::internal(format!("a {} that was found is gone", kind.word)))
 }
 
-/// Every image a project can use, or without a project those of the platform.
+/// Returns the images that a project can use or, without a project, those of the platform.
 pub(crate) async fn images(client: &Client, project: Option<&str>, limit: usize) -> Result<Collected<Image>, CliError> {
     let fetch = async |after, limit| {
         let query = ImageListQuery { name: None, after, limit: Some(limit) };
@@ -148,7 +148,7 @@ pub(crate) async fn images(client: &Client, project: Option<&str>, limit: usize)
     Ok(pages::collect(limit, fetch).await?)
 }
 
-/// The image that is meant. A name means the organization's own image before the platform's.
+/// Resolves an image. A name means the organization's own image before one of the platform.
 pub(crate) async fn image(client: &Client, project: Option<&str>, wanted: &str) -> Result<Image, CliError> {
     not_of_another_kind(IMAGE, wanted)?;
     let mut found = images(client, project, MAX_ITEMS).await?.items;
@@ -158,19 +158,19 @@ pub(crate) async fn image(client: &Client, project: Option<&str>, wanted: &str) 
     one(IMAGE, wanted, found, |image| (image.id.to_string(), image.name.clone()))
 }
 
-/// Every SSH key of a project.
+/// Returns the SSH keys of a project.
 pub(crate) async fn ssh_keys(client: &Client, project: &str, limit: usize) -> Result<Collected<SshKey>, CliError> {
     let fetch = async |after, limit| client.ssh_keys(project, &PageQuery { after, limit: Some(limit) }).await;
     Ok(pages::collect(limit, fetch).await?)
 }
 
-/// The SSH key that is meant.
+/// Resolves an SSH key.
 pub(crate) async fn ssh_key(client: &Client, project: &str, wanted: &str) -> Result<SshKey, CliError> {
     not_of_another_kind(SSH_KEY, wanted)?;
     one(SSH_KEY, wanted, ssh_keys(client, project, MAX_ITEMS).await?.items, |key| (key.id.to_string(), key.name.clone()))
 }
 
-/// Every service account of a project.
+/// Returns the service accounts of a project.
 pub(crate) async fn service_accounts(
     client: &Client,
     project: &str,
@@ -180,14 +180,14 @@ pub(crate) async fn service_accounts(
     Ok(pages::collect(limit, fetch).await?)
 }
 
-/// The service account that is meant.
+/// Resolves a service account.
 pub(crate) async fn service_account(client: &Client, project: &str, wanted: &str) -> Result<ServiceAccount, CliError> {
     not_of_another_kind(SERVICE_ACCOUNT, wanted)?;
     let found = service_accounts(client, project, MAX_ITEMS).await?.items;
     one(SERVICE_ACCOUNT, wanted, found, |account| (account.id.to_string(), account.name.clone()))
 }
 
-/// The API key of a service account that is meant. A name means one that still counts.
+/// Resolves an API key of a service account to its id. A name means a key that is still valid.
 pub(crate) async fn api_key(client: &Client, project: &str, account: &str, wanted: &str) -> Result<String, CliError> {
     not_of_another_kind(API_KEY, wanted)?;
     let fetch = async |after, limit| client.api_keys(project, account, &PageQuery { after, limit: Some(limit) }).await;
@@ -196,13 +196,13 @@ pub(crate) async fn api_key(client: &Client, project: &str, account: &str, wante
     one(API_KEY, wanted, found, |key| (key.id.to_string(), key.name.clone())).map(|key| key.id.to_string())
 }
 
-/// Every webhook of a project.
+/// Returns the webhooks of a project.
 pub(crate) async fn webhooks(client: &Client, project: &str, limit: usize) -> Result<Collected<Webhook>, CliError> {
     let fetch = async |after, limit| client.webhooks(project, &PageQuery { after, limit: Some(limit) }).await;
     Ok(pages::collect(limit, fetch).await?)
 }
 
-/// A webhook's id, from a beginning of it or its address if it is not a whole id.
+/// Resolves a webhook to its id, from the id, a prefix of it, or the webhook's address.
 pub(crate) async fn webhook(session: &CommandContext, wanted: &str) -> Result<String, CliError> {
     if wanted.parse::<WebhookId>().is_ok() {
         return Ok(wanted.to_owned());
@@ -213,13 +213,13 @@ pub(crate) async fn webhook(session: &CommandContext, wanted: &str) -> Result<St
     one(WEBHOOK, wanted, found, |webhook| (webhook.id.to_string(), webhook.url.clone())).map(|webhook| webhook.id.to_string())
 }
 
-/// Every product, those that are no longer on offer, too.
+/// Returns the products, including those that are no longer offered.
 pub(crate) async fn skus(client: &Client, limit: usize) -> Result<Collected<Sku>, CliError> {
     let fetch = async |after, limit| client.skus(&PageQuery { after, limit: Some(limit) }).await;
     Ok(pages::collect(limit, fetch).await?)
 }
 
-/// The product that is meant. A name means one that is on offer, if there is one.
+/// Resolves a product. A name means one that is offered, if there is one.
 pub(crate) async fn sku(client: &Client, wanted: &str) -> Result<Sku, CliError> {
     not_of_another_kind(SKU, wanted)?;
     let mut found = skus(client, MAX_ITEMS).await?.items;
@@ -229,7 +229,7 @@ pub(crate) async fn sku(client: &Client, wanted: &str) -> Result<Sku, CliError> 
     one(SKU, wanted, found, |sku| (sku.id.to_string(), sku.name.clone()))
 }
 
-/// The one of these members that is meant: by id, a beginning of it, address or name.
+/// Resolves a member by id, prefix of an id, e-mail address or name.
 pub(crate) fn member(members: Vec<Member>, wanted: &str) -> Result<Member, CliError> {
     let live = members.into_iter().filter(|member| member.removed_at.is_none()).collect();
     one(MEMBER, wanted, live, |member| {
@@ -238,7 +238,7 @@ pub(crate) fn member(members: Vec<Member>, wanted: &str) -> Result<Member, CliEr
     })
 }
 
-/// A maintenance window's id.
+/// Resolves a maintenance window to its id.
 pub(crate) async fn maintenance(client: &Client, wanted: &str) -> Result<String, CliError> {
     if wanted.parse::<MaintenanceId>().is_ok() {
         return Ok(wanted.to_owned());

@@ -1,10 +1,10 @@
-//! Moments as people write them: `+2h` from now, or a date and time in UTC.
+//! Points in time as people write them: `+2h` from now, or a date and time in UTC.
 
 use gpuaas_contract::time::Timestamp;
 
 use crate::duration;
 
-/// Reads `+2h` (from now), `now`, or a moment in UTC such as `2027-03-01T08:00Z` or `2027-03-01`.
+/// Parses `+2h` (from now), `now`, or a time in UTC such as `2027-03-01T08:00Z` or `2027-03-01`.
 pub(crate) fn parse(text: &str) -> Result<Timestamp, String> {
     parse_at(text, Timestamp::now())
 }
@@ -19,18 +19,18 @@ fn parse_at(text: &str, now: Timestamp) -> Result<Timestamp, String> {
     utc(text).ok_or_else(|| "expected `+2h` for a time from now, or UTC such as 2027-03-01T08:00Z".to_owned())
 }
 
-/// Reads a time in the past: `2h` or `3d` before now, or a moment in UTC such as `2027-03-01T08:00Z` or `2027-03-01`.
+/// Parses a time in the past: `2h` or `3d` before now, or a time in UTC such as `2027-03-01T08:00Z` or `2027-03-01`.
 pub(crate) fn parse_past(text: &str) -> Result<Timestamp, String> {
     parse_past_at(text, Timestamp::now())
 }
 
 fn parse_past_at(text: &str, now: Timestamp) -> Result<Timestamp, String> {
-    // A date starts with a number, too, but has dashes.
+    // A date starts with a digit as well, but contains dashes.
     let time = if text.contains('-') { utc(text) } else { duration::parse(text).ok().map(|ago| now.minus(ago)) };
     time.ok_or_else(|| "expected a duration before now such as 2h or 3d, or UTC such as 2027-03-01T08:00Z".to_owned())
 }
 
-/// RFC 3339, and shorter: `YYYY-MM-DD`, or without seconds `YYYY-MM-DDTHH:MMZ`.
+/// Parses RFC 3339 and two shorter forms: `YYYY-MM-DD`, and `YYYY-MM-DDTHH:MMZ` without seconds.
 fn utc(text: &str) -> Option<Timestamp> {
     let Some((date, time)) = text.split_once('T') else { return Timestamp::parse_rfc3339(&format!("{text}T00:00:00Z")) };
     match time.strip_suffix('Z').filter(|time| time.len() == "08:00".len()) {

@@ -194,7 +194,8 @@ pub(super) async fn run(session: &CommandContext, command: AllocCommand) -> Resu
             let id = tenants::allocation(session, &allocation).await?;
             let retry = AllocationRetry { wait_seconds: queue.map(|queue| queue.as_secs()) };
             let asked = client.allocation_retry(&id, &retry).await?;
-            // A release that is blocked stays so until its host is asked again: only another version of it is an answer.
+            // A retried release still reads as blocked until its host has been asked again, so only a new version of it counts as
+            // an answer.
             let (blocked, seen) = (asked.state == AllocationState::ReleaseBlocked, asked.etag.clone());
             let is_done = move |now: &Allocation| {
                 now.is_terminal()
@@ -229,7 +230,7 @@ pub(super) async fn run(session: &CommandContext, command: AllocCommand) -> Resu
                     return Err(CliError::new(Exit::NotFound, "tag_unknown", format!("it has no tag `{key}`")));
                 }
             }
-            // On what was seen only: somebody else's tag is not lost.
+            // Conditional on the version that was read, so that a tag that somebody else sets meanwhile is not lost.
             changed(session, &id, &AllocationChange { name: None, tags: Some(wanted) }, Some(&now.etag)).await
         }
     }
@@ -250,16 +251,16 @@ fn is_held(allocation: &Allocation) -> bool {
     allocation.state.known().is_some_and(AllocationState::is_held)
 }
 
-/// Waits until the host did what was asked of its power.
+/// Waits until the host has carried out the power action.
 async fn powered(session: &CommandContext, asked: Allocation, no_wait: bool) -> Result<Exit, CliError> {
     let is_done =
         |now: &Allocation| (now.pending_power_action.is_none() && now.step != AllocationStep::AwaitPower) || !is_held(now);
-    // What went well leaves nothing to say; what did not leaves its code.
+    // A power action that succeeds leaves no code behind; one that fails leaves its error code.
     let was_asked = asked.pending_power_action.is_some();
     finish(session, asked, no_wait, is_done, |now| is_held(now) && !(was_asked && now.code.is_some())).await
 }
 
-/// Waits until it is done, unless told otherwise, and shows what came of it.
+/// Waits until `is_done` holds, unless `no_wait` is set, and shows the result. The exit code depends on `is_good`.
 pub(super) async fn finish(
     session: &CommandContext,
     asked: Allocation,

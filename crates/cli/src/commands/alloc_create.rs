@@ -63,7 +63,7 @@ pub(crate) struct CreateArgs {
     idempotency_key: Option<String>,
 }
 
-/// Reads `key=value`.
+/// Parses `key=value`.
 pub(super) fn tag(text: &str) -> Result<(String, String), String> {
     let (key, value) = text.split_once('=').ok_or("expected KEY=VALUE")?;
     if key.is_empty() {
@@ -112,10 +112,10 @@ pub(super) async fn run(session: &CommandContext, args: CreateArgs) -> Result<Ex
     alloc::finish(session, now, false, Allocation::is_terminal, |now| now.state == AllocationState::Released).await
 }
 
-/// Names of stored keys, and keys from files.
+/// Names of stored keys, and public keys read from files.
 type ChosenKeys = (Vec<String>, Vec<SshPublicKey>);
 
-/// What the arguments or the caller's own folder say. `None` if none is named and the caller has none of their own.
+/// Returns the keys from the arguments, or the caller's own key. `None` if no key is named and the caller has none.
 fn who_may_sign_in(session: &CommandContext, wanted: &[String]) -> Result<Option<ChosenKeys>, CliError> {
     if wanted.is_empty() {
         let Some((path, found)) = default_key()? else { return Ok(None) };
@@ -132,7 +132,7 @@ fn who_may_sign_in(session: &CommandContext, wanted: &[String]) -> Result<Option
     Ok(Some((names, found)))
 }
 
-/// The keys that the project has stored, for whoever has none of their own.
+/// Returns the keys that are stored in the project, for callers who have no key of their own.
 async fn stored_keys(session: &CommandContext, project: &str) -> Result<Vec<String>, CliError> {
     let stored = tenants::ssh_keys(session.client()?, project, MAX_ITEMS).await?.items;
     let names: Vec<String> = stored.into_iter().filter(|key| key.deleted_at.is_none()).map(|key| key.name).collect();
@@ -145,12 +145,13 @@ async fn stored_keys(session: &CommandContext, project: &str) -> Result<Vec<Stri
     Ok(names)
 }
 
-/// Stored keys have no `/` and no `.` in their names, so whatever has is a file.
+/// Returns the path if the value means a file. Names of stored keys contain neither `/` nor `.`, so a value with one of them is a
+/// path.
 fn file_of(value: &str) -> Option<PathBuf> {
     if value == "-" {
         return Some(PathBuf::from("-"));
     }
-    // Shells do not always open `~`: not after `--ssh-key=`.
+    // Shells do not always expand `~`, for example after `--ssh-key=`.
     if let (Some(rest), Some(home)) = (value.strip_prefix("~/"), home()) {
         return Some(home.join(rest));
     }
@@ -161,7 +162,7 @@ pub(super) fn home() -> Option<PathBuf> {
     std::env::var_os("HOME").filter(|home| !home.is_empty()).map(PathBuf::from)
 }
 
-/// The caller's own key, where OpenSSH keeps it.
+/// Returns the caller's own public key, from where OpenSSH keeps it.
 fn default_key() -> Result<Option<(PathBuf, Vec<SshPublicKey>)>, CliError> {
     let folder = home().map(|home| home.join(".ssh"));
     let found = ["id_ed25519.pub", "id_rsa.pub"].iter().filter_map(|name| Some(folder.as_deref()?.join(name)));

@@ -1,4 +1,4 @@
-//! `gpuaas alloc events`: the history of an allocation, and what comes.
+//! `gpuaas alloc events`: the history of an allocation, followed by new events.
 
 use futures::StreamExt as _;
 use gpuaas_api::Client;
@@ -14,7 +14,7 @@ use crate::exit::Exit;
 use crate::output::text::printable;
 use crate::pages::{self, MAX_ITEMS};
 
-/// What every event of an allocation says, and its reader knows.
+/// Fields that every event of an allocation has, and that its reader knows already.
 const KNOWN: [&str; 7] = ["allocation_id", "project_id", "organization_id", "name", "from", "to", "step"];
 
 pub(super) async fn run(session: &CommandContext, id: &str, follow: bool, since: Option<Timestamp>) -> Result<Exit, CliError> {
@@ -31,7 +31,7 @@ pub(super) async fn run(session: &CommandContext, id: &str, follow: bool, since:
     let mut interrupted = std::pin::pin!(tokio::signal::ctrl_c());
     let mut position = None;
     loop {
-        // Asked before it is read: what happens in between is in the next read.
+        // Checked before reading: an event that arrives in between is read in the next round.
         let is_over = client.allocation(id).await?.is_terminal();
         for row in after(client, id, position).await? {
             position = Some(row.position);
@@ -40,7 +40,7 @@ pub(super) async fn run(session: &CommandContext, id: &str, follow: bool, since:
         if is_over {
             return Ok(Exit::Done);
         }
-        // The event only says that there is something to read.
+        // An event only signals that there is something to read; its content is not used.
         loop {
             let event = tokio::select! {
                 biased;
@@ -57,7 +57,7 @@ pub(super) async fn run(session: &CommandContext, id: &str, follow: bool, since:
     }
 }
 
-/// The rows after this position.
+/// Returns the rows after this position.
 async fn after(client: &Client, id: &str, position: Option<i64>) -> Result<Vec<EventRow>, CliError> {
     let start = position.map(|position| position.to_string());
     let fetch = async |after: Option<String>, limit| {

@@ -1,4 +1,4 @@
-//! `gpuaas alloc ls`, once or again and again.
+//! `gpuaas alloc ls`, once or with `--watch`.
 
 use std::collections::BTreeMap;
 
@@ -122,7 +122,7 @@ fn table(allocations: &[Allocation]) -> View {
     View::Table(table)
 }
 
-/// With whose and where.
+/// The table for operators, which also shows the project and the node.
 fn wide_table(allocations: &[Allocation]) -> View {
     if allocations.is_empty() {
         return View::Nothing;

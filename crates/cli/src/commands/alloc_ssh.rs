@@ -1,4 +1,4 @@
-//! `gpuaas alloc ssh-config`: what OpenSSH needs to know to get in.
+//! `gpuaas alloc ssh-config`: the OpenSSH configuration for an allocation.
 
 use std::path::{Path, PathBuf};
 
@@ -12,7 +12,7 @@ use crate::error::CliError;
 use crate::exit::Exit;
 use crate::files::{self, NewFile};
 
-/// Largest file of ours that is read.
+/// Largest size of `~/.ssh/gpuaas_config` that is read.
 const MAX_CONFIG: u64 = 1024 * 1024;
 
 pub(super) fn run(session: &CommandContext, allocation: &Allocation, write: bool) -> Result<Exit, CliError> {
@@ -53,7 +53,8 @@ fn is_included(folder: &Path) -> bool {
     text.lines().any(|line| line.trim().to_lowercase().starts_with("include ") && line.contains("gpuaas_config"))
 }
 
-/// A `Host` block. What the server says is checked first: a line of its choosing could make OpenSSH run a program.
+/// Returns a `Host` block. Values from the server are validated first: a line of the server's choosing could make OpenSSH run a
+/// program.
 fn block(allocation: &Allocation) -> Result<String, CliError> {
     let odd = |what: &str| CliError::internal(format!("the server sent a {what} that OpenSSH cannot use"));
     let name: VmName = allocation.name.parse().map_err(|_| odd("name"))?;
@@ -66,14 +67,14 @@ fn block(allocation: &Allocation) -> Result<String, CliError> {
     if host.is_empty() || host.starts_with('-') || !host.chars().all(plain) {
         return Err(odd("address"));
     }
-    // Addresses are used again: the host's key is remembered by the allocation instead.
+    // Addresses are reused, so the host key is stored under the allocation's id instead.
     Ok(format!(
         "Host {name}\n    HostName {host}\n    Port {port}\n    User {user}\n    HostKeyAlias {}\n    StrictHostKeyChecking accept-new\n",
         allocation.id
     ))
 }
 
-/// The file with this block in it, in place of the one that the allocation had.
+/// Returns the file with this block, which replaces the previous block of the same allocation.
 fn put(before: &str, id: &str, block: &str) -> String {
     let (begin, end) = (format!("# gpuaas {id} begin"), format!("# gpuaas {id} end"));
     let mut kept = String::new();

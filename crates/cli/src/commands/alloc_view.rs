@@ -1,4 +1,4 @@
-//! How an allocation looks to a person, and what they can do next.
+//! How an allocation is shown to a person, with advice on what to do next.
 
 use gpuaas_api::dto::{Allocation, Product};
 use gpuaas_contract::names::Open;
@@ -12,12 +12,11 @@ use crate::error::CliError;
 use crate::output::{Details, View, text};
 use crate::price;
 
-/// Prints one allocation.
 pub(super) fn show(session: &CommandContext, allocation: &Allocation) -> Result<(), CliError> {
     session.output.print(allocation, |allocation| View::Details(details(allocation)))
 }
 
-/// Such as `active`, or `stopping` while its host stops it.
+/// Returns the state, such as `active`, or `stopping` while the host stops the guest.
 pub(crate) fn state(allocation: &Allocation) -> String {
     match allocation.pending_power_action.as_ref().and_then(Open::known) {
         Some(PowerAction::Stop) => "stopping".to_owned(),
@@ -27,7 +26,7 @@ pub(crate) fn state(allocation: &Allocation) -> String {
     }
 }
 
-/// Whether a host works on it now, so that its phase says something.
+/// Returns whether a host is working on the allocation, in which case its phase is meaningful.
 pub(crate) fn is_worked_on(allocation: &Allocation) -> bool {
     match allocation.step.known() {
         Some(AllocationStep::AwaitProvision | AllocationStep::AwaitPower | AllocationStep::AwaitRelease) => true,
@@ -35,7 +34,7 @@ pub(crate) fn is_worked_on(allocation: &Allocation) -> bool {
     }
 }
 
-/// What its guest does, for people.
+/// Returns the state of the guest in plain words.
 fn guest(guest: &Open<GuestState>) -> String {
     match guest.known() {
         Some(GuestState::Off) => "off".to_owned(),
@@ -46,7 +45,7 @@ fn guest(guest: &Open<GuestState>) -> String {
     }
 }
 
-/// Where to sign in: host and port, as soon as there is something to sign in to.
+/// Returns the host and port to sign in to, once there is something to sign in to.
 pub(super) fn address(allocation: &Allocation) -> Option<(String, u16)> {
     let host = allocation.ssh_host.clone().or_else(|| allocation.private_ip.map(|ip| ip.to_string()));
     host.filter(|_| allocation.state == AllocationState::Active).map(|host| (host, allocation.ssh_port.unwrap_or(22)))
@@ -58,7 +57,7 @@ fn sign_in(allocation: &Allocation) -> Option<String> {
     Some(format!("ssh {}@{host}{port}", allocation.username))
 }
 
-/// Such as `1 slot, NVIDIA H100` or `whole machine`.
+/// Returns the size of a product, such as `1 slot, NVIDIA H100` or `whole machine`.
 pub(super) fn size(product: &Product, gpu_model: Option<&str>) -> String {
     let size = match (product.kind.known(), product.slots) {
         (Some(ProductKind::BareMetal), _) => "whole machine".to_owned(),
@@ -72,7 +71,7 @@ pub(super) fn size(product: &Product, gpu_model: Option<&str>) -> String {
     }
 }
 
-/// Such as `in 5h`; empty without an end.
+/// Returns when the lease ends, such as `in 5h`; empty if it has no end.
 pub(super) fn ends(at: Option<Timestamp>) -> String {
     let now = Timestamp::now();
     match at {
@@ -124,7 +123,7 @@ fn details(allocation: &Allocation) -> Details {
         .maybe("ended", allocation.ended_at.map(moment))
 }
 
-/// Keys as people know them: their comment, or else their kind and their end.
+/// Returns keys in a form that people recognize: the type, the last characters of the key, and the comment if there is one.
 fn keys(keys: &[String]) -> Vec<String> {
     let shown = |key: &String| {
         let mut words = key.splitn(3, ' ');
@@ -135,7 +134,7 @@ fn keys(keys: &[String]) -> Vec<String> {
     keys.iter().map(shown).collect()
 }
 
-/// What to do next with an allocation in this state.
+/// Prints a hint on what to do next with an allocation in this state.
 pub(super) fn advise(session: &CommandContext, allocation: &Allocation) {
     let name = &allocation.name;
     let advice = match allocation.state.known() {

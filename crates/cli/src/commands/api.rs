@@ -1,4 +1,4 @@
-//! `gpuaas api`: any request of the REST interface, with the sign-in of this command line.
+//! `gpuaas api`: sends any request to the REST API, with the credentials of this command line.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use crate::error::CliError;
 use crate::exit::Exit;
 use crate::files;
 
-/// Most bytes of a body that is read from a file.
+/// Largest request body read from a file, in bytes.
 const MAX_BODY: u64 = 1024 * 1024;
 
 /// A request.

@@ -93,7 +93,7 @@ pub(super) async fn run(session: &CommandContext, command: KeyCommand) -> Result
     Ok(Exit::Done)
 }
 
-/// A key, and whose it is.
+/// A key, with the name of its service account.
 #[derive(serde::Serialize)]
 struct KeyRow {
     #[serde(flatten)]
@@ -102,7 +102,7 @@ struct KeyRow {
     owner: String,
 }
 
-/// The keys of a service account, or of all of them.
+/// Returns the keys of one service account, or of all accounts of the project.
 async fn keys(client: &Client, project: &str, account: Option<&str>) -> Result<Collected<KeyRow>, CliError> {
     let accounts = match account {
         Some(account) => vec![tenants::service_account(client, project, account).await?],

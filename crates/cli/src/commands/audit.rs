@@ -15,9 +15,9 @@ use crate::list::{Changes, List, ListArgs, when_empty};
 use crate::output::{Details, Table, View};
 use crate::pages::Collected;
 
-/// Rows that are listed unless --limit names a number.
+/// Number of rows to list without `--limit`.
 const ROWS_SHOWN: usize = 50;
-/// Most bytes of one line of an exported chain.
+/// Longest line of an exported chain, in bytes.
 const MAX_LINE_BYTES: u64 = 1024 * 1024;
 
 /// The audit log, a chain of hashes over every change.
@@ -55,7 +55,7 @@ pub(crate) enum AuditCommand {
     },
 }
 
-/// What a check of the chain found.
+/// The result of verifying the chain.
 #[derive(Debug, serde::Serialize)]
 struct Verified {
     rows: u64,
@@ -79,7 +79,8 @@ pub(super) async fn run(session: &CommandContext, command: AuditCommand) -> Resu
             let fetch = async |limit: usize| {
                 let limit = u32::try_from(limit).unwrap_or(MAX_PAGE).min(MAX_PAGE);
                 let page = client.audit(&AuditQuery { after, limit: Some(limit), target: target.clone(), newest }).await?;
-                // The server has one page of the newest rows and no cursor to older ones; `audit export` has them all.
+                // The server returns one page of the newest rows and has no cursor to older ones. `audit export` returns all of
+                // them.
                 let more = page.items.len() == limit as usize && page.items.iter().all(|row| args.includes(row.at));
                 let mut items = page.items;
                 items.retain(|row| args.includes(row.at));
@@ -169,7 +170,7 @@ async fn export(session: &CommandContext, file: Option<PathBuf>) -> Result<Exit,
     Ok(Exit::Done)
 }
 
-/// Gives each line of the file to `take` until it has seen enough; one line is in memory at a time.
+/// Passes each line of the file to `take` until it breaks off. Only one line is in memory at a time.
 fn read_lines(path: &Path, mut take: impl FnMut(&[u8]) -> std::ops::ControlFlow<()>) -> Result<(), CliError> {
     let bad = |error: std::io::Error| CliError::usage("file_unreadable", format!("cannot read {}: {error}", path.display()));
     let mut reader: Box<dyn std::io::BufRead> = if path == Path::new("-") {
@@ -196,7 +197,7 @@ fn read_lines(path: &Path, mut take: impl FnMut(&[u8]) -> std::ops::ControlFlow<
     }
 }
 
-/// A chain that is checked row by row.
+/// Verifies a chain row by row.
 struct Chain {
     head: Head,
     broken: Option<String>,
@@ -209,7 +210,7 @@ impl Chain {
         Self { head: Head::genesis(), broken: None, wanted, found: false }
     }
 
-    /// Checks one line; a break in the chain is the end of it.
+    /// Verifies one line. Breaks off at the first row that does not continue the chain.
     fn push(&mut self, line: &[u8]) -> std::ops::ControlFlow<()> {
         if line.is_empty() {
             return std::ops::ControlFlow::Continue(());

@@ -1,4 +1,4 @@
-//! `gpuaas capacity`: what there is, what of it works and what of that is free.
+//! `gpuaas capacity`: total, healthy and free capacity.
 
 use gpuaas_api::dto::{Capacity, CapacityRow};
 

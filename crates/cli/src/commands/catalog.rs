@@ -15,7 +15,7 @@ pub(super) async fn run(session: &CommandContext, args: WatchArgs) -> Result<Exi
     let client = session.client()?;
     let fetch = async |after, limit| client.catalog(&PageQuery { after, limit: Some(limit) }).await;
     let list = List {
-        // How many there are depends on every other tenant: no event tells that.
+        // Availability depends on all tenants, and no event announces its changes.
         changes: Changes::Unannounced,
         time: |_: &CatalogItem| None,
         limit: MAX_ITEMS,

@@ -38,7 +38,7 @@ pub(crate) enum BudgetCommand {
     },
 }
 
-/// The CA in a line: which one, how it does, and until when the control plane may ask it.
+/// Describes the CA in one line: which one it is, its state, and until when the control plane's enrollment certificate is valid.
 fn ca(info: &CaInfo) -> String {
     let mut text = info.kind.clone();
     match info.state {
@@ -57,7 +57,7 @@ fn ca(info: &CaInfo) -> String {
     text
 }
 
-/// The certificate of a listener in a line.
+/// Describes the certificate of a listener in one line.
 fn listener(info: &ListenerInfo) -> String {
     let mut text = format!("{}: until {}", info.listener, moment(info.certificate_expires_at));
     match info.certificate_renews_at {

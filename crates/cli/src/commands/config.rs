@@ -50,7 +50,7 @@ impl Key {
     }
 }
 
-/// What counts, for programs. Never a secret.
+/// The settings in effect, for `-o json`. Never contains a secret.
 #[derive(serde::Serialize)]
 struct Effective {
     file: Option<String>,
@@ -93,7 +93,7 @@ pub(super) fn run(session: &CommandContext, command: &ConfigCommand) -> Result<E
     Ok(Exit::Done)
 }
 
-/// Sets a key of the profile in use, and says where.
+/// Sets a key in the profile in use, and prints which file was changed.
 pub(super) fn set(session: &CommandContext, key: Key, value: Option<&str>) -> Result<(), CliError> {
     let profile = session.resolved()?.profile;
     let homeless = || CliError::usage("no_home", "neither HOME nor XDG_CONFIG_HOME is set; name a file with --config");

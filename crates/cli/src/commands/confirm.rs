@@ -1,4 +1,4 @@
-//! Asking a person before something that cannot be undone.
+//! Confirmation of commands that cannot be undone.
 
 use std::io::{IsTerminal as _, Read as _, Write as _};
 
@@ -6,7 +6,7 @@ use crate::error::CliError;
 use crate::exit::Exit;
 use crate::output::text;
 
-/// The name under which clap knows that a command is confirmed.
+/// The id of the argument by which clap knows that a command is confirmed.
 pub(crate) const CONFIRMED: &str = "confirmed";
 
 /// For commands that cannot be undone.
@@ -18,12 +18,12 @@ pub(crate) struct ConfirmArgs {
 }
 
 impl ConfirmArgs {
-    /// Whether it is confirmed in advance, so that nothing need be known for a question.
+    /// Returns whether `--yes` was given, so that nothing has to be fetched for the question.
     pub(super) fn is_given(self) -> bool {
         self.yes
     }
 
-    /// Asks for the name of what is to be destroyed, unless it is confirmed in advance.
+    /// Asks for the name of what is to be destroyed, unless `--yes` was given.
     pub(super) fn ask_for_name(self, question: &str, name: &str) -> Result<(), CliError> {
         match (self.yes, somebody_is_there()) {
             (true, _) => Ok(()),
@@ -33,18 +33,18 @@ impl ConfirmArgs {
     }
 }
 
-/// Why a command that destroys something does nothing.
+/// Returns the error for a destructive command that is not confirmed and cannot ask.
 pub(crate) fn required() -> CliError {
     let message = "this cannot be undone, and there is no terminal to ask for confirmation; nothing was done";
     CliError::usage("confirmation_required", message).hint("--yes confirms it")
 }
 
-/// Whether there is somebody to ask.
+/// Returns whether there is a terminal to ask on.
 pub(crate) fn somebody_is_there() -> bool {
     std::io::stdin().is_terminal() && std::io::stderr().is_terminal()
 }
 
-/// Asks a person about something that can be undone. Only a yes is a yes; anything else ends the command with nothing done.
+/// Asks about something that can be undone. Anything but a yes ends the command with nothing done.
 pub(crate) fn ask(question: &str) -> Result<(), CliError> {
     if answered_yes(&text::printable(question))? {
         return Ok(());
@@ -53,7 +53,7 @@ pub(crate) fn ask(question: &str) -> Result<(), CliError> {
     Err(failure.hint("answer `y`, or give --yes"))
 }
 
-/// Asks a person for the name of what is to be destroyed. Anything but that name ends the command with nothing done.
+/// Asks for the name of what is to be destroyed. Any other answer ends the command with nothing done.
 fn ask_for_name(question: &str, name: &str) -> Result<(), CliError> {
     let (question, name) = (text::printable(question), text::printable(name));
     if answer(&format!("{question} Type {name} to confirm: "))? == name {
@@ -68,13 +68,13 @@ fn answered_yes(question: &str) -> Result<bool, CliError> {
     Ok(answer == "y" || answer == "yes")
 }
 
-/// One line of what is typed.
+/// Reads one line of input.
 fn answer(prompt: &str) -> Result<String, CliError> {
     let failed = |error: std::io::Error| CliError::internal(format!("cannot ask: {error}"));
     let mut stderr = std::io::stderr().lock();
     write!(stderr, "{prompt}").and_then(|()| stderr.flush()).map_err(failed)?;
     let mut answer = Vec::new();
-    // Byte by byte up to the end of the line: whatever follows is not ours.
+    // Read byte by byte up to the end of the line, because what follows it belongs to another reader.
     for byte in std::io::stdin().lock().take(256).bytes() {
         match byte.map_err(failed)? {
             b'\n' => break,

@@ -35,7 +35,7 @@ pub(super) async fn list(session: &CommandContext, all: bool, args: ListArgs) ->
     list.run(session, args, async |limit| resolve::enrollments(client, state, limit).await).await
 }
 
-/// What an operator does about hosts that wait.
+/// Returns hints for the operator about hosts that wait for approval.
 fn advice(requests: &[Enrollment]) -> Vec<String> {
     let mut advice =
         vec!["compare the key with what the agent printed, then `gpuaas node approve ID` or `gpuaas node reject ID`".to_owned()];
@@ -75,7 +75,7 @@ pub(super) async fn reject(session: &CommandContext, request: &str, reason: Stri
     Ok(Exit::Done)
 }
 
-/// The node that a host is already, in one line.
+/// Describes, in one line, the existing node that has the same fingerprint as the host.
 fn existing(request: &Enrollment) -> Option<String> {
     let node = request.existing_node.as_ref()?;
     let online = if node.online { "online" } else { "offline" };

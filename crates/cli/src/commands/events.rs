@@ -1,4 +1,4 @@
-//! `gpuaas events`: what happens in a project or on the platform, as it happens.
+//! `gpuaas events`: the events of a project or of the platform, stored and live.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -17,10 +17,10 @@ use crate::exit::Exit;
 use crate::output::text::printable;
 use crate::{tenants, time};
 
-/// Without --follow, the stream counts as read to its end after so much silence.
+/// Without `--follow`, the end of the stream is assumed after this much silence.
 const SILENCE: Duration = Duration::from_secs(2);
 
-/// Where it happened, which the subject and the listener's project say already.
+/// Fields that only repeat the subject or the project, and are not printed.
 const PLACES: [&str; 3] = ["allocation_id", "project_id", "organization_id"];
 
 /// Which events to print.
@@ -43,7 +43,7 @@ pub(crate) struct EventsArgs {
     kinds: Vec<String>,
 }
 
-/// Kinds of events for the shell's completion. Any other is taken as well: the server may be newer.
+/// Event kinds for shell completion. Other values are accepted too, because the server may be newer.
 #[derive(Clone, Debug)]
 pub(super) struct KindParser;
 
@@ -63,7 +63,7 @@ impl TypedValueParser for KindParser {
 
 pub(super) async fn run(session: &CommandContext, args: EventsArgs) -> Result<Exit, CliError> {
     let client = session.client()?;
-    // The server knows positions only: what is kept is read from the start, and what is too old is left out here.
+    // The server filters by position only, so stored events are read from the start and older ones are dropped here.
     let after = args.after.or((!args.follow || args.since.is_some()).then_some(0));
     let query = EventsQuery { after, kinds: (!args.kinds.is_empty()).then(|| args.kinds.join(",")) };
     let mut heard = if args.platform {
@@ -97,7 +97,7 @@ pub(super) async fn run(session: &CommandContext, args: EventsArgs) -> Result<Ex
     Ok(Exit::Done)
 }
 
-/// Whether an event is older than what is wanted.
+/// Returns whether an event is older than `since`.
 fn is_before(event: &CloudEvent, since: Option<Timestamp>) -> bool {
     since.zip(Timestamp::parse_rfc3339(&event.time)).is_some_and(|(since, time)| time < since)
 }
@@ -107,7 +107,7 @@ fn line(event: &CloudEvent) -> String {
     printable(line.trim_end())
 }
 
-/// What an event says in single words, as `name=value`, without what is known already.
+/// Returns the scalar fields of an event as `name=value`, without the `known` ones.
 pub(super) fn facts(data: &serde_json::Value, known: &[&str]) -> String {
     let fields = data.as_object().into_iter().flatten().filter(|(name, _)| !known.contains(&name.as_str()));
     let words = fields.filter_map(|(name, value)| match value {

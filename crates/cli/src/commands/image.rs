@@ -1,4 +1,4 @@
-//! `gpuaas image`: what guests are made from.
+//! `gpuaas image`: the images that guests are created from.
 
 use clap::Subcommand;
 use gpuaas_api::dto::{Image, ImageCreate};
@@ -83,7 +83,7 @@ pub(super) async fn run(session: &CommandContext, command: ImageCommand) -> Resu
         ImageCommand::Ls { platform, list: args } => {
             let project = if platform { None } else { Some(tenants::project(session).await?.id.to_string()) };
             let list = List {
-                // A project also sees the images of its organization and of the platform, whose events are not its own.
+                // A project also sees images of its organization and of the platform, whose events its own stream does not carry.
                 changes: if platform { Changes::Platform("image") } else { Changes::Unannounced },
                 time: |image: &Image| Some(image.created_at),
                 limit: MAX_ITEMS,

@@ -110,12 +110,12 @@ fn table(tokens: &[JoinToken]) -> View {
     View::Table(table)
 }
 
-/// How often it was used, of how many times.
+/// Returns how many uses are spent, of how many.
 fn used(token: &JoinToken) -> String {
     format!("{}/{}", token.uses.saturating_sub(token.left), token.uses)
 }
 
-/// The nodes that joined with it; of many the last ones. `-o json` has all of them.
+/// Returns the nodes that joined with the token; only the last ones if there are many. `-o json` has all of them.
 fn nodes(token: &JoinToken) -> Option<String> {
     const SHOWN: usize = 3;
     let more = token.joined.len().saturating_sub(SHOWN);

@@ -39,7 +39,7 @@ pub(crate) struct LoginArgs {
     no_browser: bool,
 }
 
-/// Signs in and keeps the sign-in for the commands to come.
+/// Signs in, and stores the sign-in for later commands.
 pub(super) async fn run(session: &CommandContext, args: LoginArgs) -> Result<Exit, CliError> {
     let resolved = session.resolved()?;
     for warning in &resolved.warnings {
@@ -76,7 +76,7 @@ pub(super) async fn run(session: &CommandContext, args: LoginArgs) -> Result<Exi
     };
     let sign_in = sign_in.with(&tokens, Timestamp::now());
     let has_other_token = options.token.replace(sign_in.token.clone()).is_some();
-    // Kept only if the server takes it.
+    // Stored only if the server accepts it.
     let who = Client::new(options)?.whoami().await?;
     credentials.write(&resolved.profile, &sign_in)?;
     session.output.hint(&format!("signed in to {url}, profile `{}`", resolved.profile));
@@ -125,7 +125,7 @@ async fn with_code(
     Ok(tokens?)
 }
 
-/// Says that we wait, to a person only.
+/// Shows a spinner, if stderr is a terminal.
 fn spinner(text: &'static str) -> ProgressBar {
     if !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();
@@ -138,10 +138,10 @@ fn spinner(text: &'static str) -> ProgressBar {
     bar
 }
 
-/// Ends the sign-in, here and at the issuer.
+/// Ends the sign-in, on this machine and at the issuer.
 pub(super) async fn sign_out(session: &CommandContext) -> Result<Exit, CliError> {
     let resolved = session.resolved();
-    // A sign-in that cannot be used is forgotten all the same.
+    // A stored sign-in that cannot be used is still removed.
     let (credentials, profile, kept) = match resolved {
         Ok(resolved) => (resolved.credentials, resolved.profile, resolved.kept),
         Err(failure) if failure.code == "sign_in_unusable" => {
@@ -174,7 +174,6 @@ async fn revoke(kept: &SignIn) -> Result<(), CliError> {
     Ok(browser_client::revoke(&http, &provider, &kept.client(), token).await?)
 }
 
-/// Shows who the caller is.
 pub(super) async fn whoami(session: &CommandContext) -> Result<Exit, CliError> {
     let who = session.client()?.whoami().await?;
     show(session, &who)
@@ -235,7 +234,7 @@ fn show(session: &CommandContext, who: &WhoAmI) -> Result<Exit, CliError> {
     Ok(Exit::Done)
 }
 
-/// Until when a sign-in is good, for people.
+/// Returns until when a sign-in is valid, in plain words.
 pub(super) fn good_until(kept: &SignIn) -> String {
     match kept.refresh_token {
         Some(_) => "renewed automatically".to_owned(),

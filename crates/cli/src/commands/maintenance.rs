@@ -1,4 +1,4 @@
-//! `gpuaas maintenance`: work on nodes, announced to those who have something there.
+//! `gpuaas maintenance`: maintenance windows of nodes, announced to the tenants who have allocations there.
 
 use clap::Subcommand;
 use gpuaas_api::dto::{MaintenanceCreate, MaintenanceListQuery, MaintenanceWindow};

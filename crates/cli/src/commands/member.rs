@@ -75,7 +75,7 @@ pub(crate) struct PlaceArgs {
     platform: bool,
 }
 
-/// Where somebody has a role.
+/// The scope in which a member has a role.
 enum Place {
     Platform,
     Organization(String),

@@ -1,4 +1,4 @@
-//! A file per resource: its subcommands, and how its documents look to a person.
+//! One file per resource, with its subcommands and how its documents are shown to a person.
 
 pub(crate) mod alloc;
 mod alloc_create;
@@ -53,7 +53,6 @@ use crate::error::CliError;
 use crate::exit::Exit;
 use crate::output::text;
 
-/// Runs one command.
 pub(crate) async fn run(session: &CommandContext, command: Command) -> Result<Exit, CliError> {
     match command {
         Command::Dev(args) => crate::dev::run(session, args).await,
@@ -122,12 +121,12 @@ fn completions(session: &CommandContext, shell: clap_complete::Shell) -> Result<
     Ok(Exit::Done)
 }
 
-/// A moment for a list of fields.
+/// Formats a time for a list of fields.
 fn moment(at: Timestamp) -> String {
     text::moment(at, Timestamp::now())
 }
 
-/// An age for a table; empty if it never happened.
+/// Formats an age for a table; empty if there is no time.
 fn age(at: Option<Timestamp>) -> String {
     at.map_or(String::new(), |at| text::age(at, Timestamp::now()))
 }

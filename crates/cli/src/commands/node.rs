@@ -242,7 +242,7 @@ fn link_of(node: &Node) -> &str {
     }
 }
 
-/// Such as `8 × NVIDIA H100 (simulated)`.
+/// Returns the GPUs of a host, such as `8 × NVIDIA H100 (simulated)`.
 pub(super) fn gpus_of(facts: &HostFacts) -> String {
     let simulated = if facts.simulated { " (simulated)" } else { "" };
     let mut kinds: Vec<(&str, usize)> = Vec::new();
@@ -257,7 +257,7 @@ pub(super) fn gpus_of(facts: &HostFacts) -> String {
     if kinds.is_empty() { format!("none{simulated}") } else { format!("{}{simulated}", kinds.join(", ")) }
 }
 
-/// Such as `Debian GNU/Linux 12, kernel 6.1, x86_64`.
+/// Returns the operating system of a host, such as `Debian GNU/Linux 12, kernel 6.1, x86_64`.
 pub(super) fn system_of(facts: &HostFacts) -> String {
     let kernel = if facts.kernel.is_empty() { String::new() } else { format!("kernel {}", facts.kernel) };
     let parts = [facts.os.as_str(), &kernel, &facts.architecture];
@@ -316,7 +316,7 @@ fn details(node: &Node) -> Details {
     details
 }
 
-/// One line per GPU, with its last sample.
+/// Returns one line per GPU, with its last sample.
 fn gpu_lines(node: &Node) -> String {
     if node.facts.gpus.is_empty() {
         return "none".to_owned();

@@ -1,4 +1,4 @@
-//! `gpuaas node drain`: what is in the way is seen before anything happens.
+//! `gpuaas node drain`: shows what is still on a node before draining it.
 
 use gpuaas_api::dto::DrainPreview;
 
@@ -9,7 +9,7 @@ use crate::error::CliError;
 use crate::exit::Exit;
 use crate::output::{Details, Table, View, text};
 
-/// Shows what is in the way before a node is empty.
+/// Shows what has to end before the node is empty.
 pub(super) async fn preview(session: &CommandContext, node: &str) -> Result<Exit, CliError> {
     let preview = session.client()?.node_drain_preview(node).await?;
     session.output.print(&preview, view)?;
@@ -19,7 +19,7 @@ pub(super) async fn preview(session: &CommandContext, node: &str) -> Result<Exit
     Ok(Exit::Done)
 }
 
-/// Shows a person what is in the way and asks, unless told not to.
+/// Shows what is still on the node and asks for confirmation, unless `yes` is set or there is no terminal.
 pub(super) async fn confirmed(session: &CommandContext, node: &str, yes: bool) -> Result<(), CliError> {
     if yes || !confirm::somebody_is_there() {
         return Ok(());

@@ -1,4 +1,4 @@
-//! `gpuaas profile`: one per server or user.
+//! `gpuaas profile`: one profile per server or user.
 
 use clap::Subcommand;
 
@@ -27,7 +27,7 @@ pub(crate) enum ProfileCommand {
     },
 }
 
-/// One profile, for programs.
+/// One profile, for `-o json`.
 #[derive(serde::Serialize)]
 struct Shown {
     name: String,
@@ -52,7 +52,7 @@ pub(super) fn run(session: &CommandContext, command: &ProfileCommand) -> Result<
             names.dedup();
             let mut shown = Vec::with_capacity(names.len());
             for name in names {
-                // One that cannot be read is shown as not signed in; using it says why.
+                // A sign-in that cannot be read is shown as not signed in; using it reports the reason.
                 let kept = credentials.read(&name).ok().flatten();
                 shown.push(Shown {
                     chosen: name == resolved.profile,

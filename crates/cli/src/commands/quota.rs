@@ -47,7 +47,7 @@ pub(crate) struct LimitChange {
     machines: Option<NewLimit>,
 }
 
-/// A limit as people type it.
+/// A limit as it is typed: a number, or `none`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NewLimit(Option<u32>);
 
@@ -75,7 +75,7 @@ impl LimitChange {
     }
 }
 
-/// How often a change is made anew because the quota changed meanwhile, which it does with every allocation.
+/// How often a change is retried because the quota has changed meanwhile, which happens with every new allocation.
 const MAX_ATTEMPTS: u32 = 10;
 
 /// How much may be had at once.
@@ -120,7 +120,7 @@ pub(super) async fn run(session: &CommandContext, command: QuotaCommand) -> Resu
     Ok(Exit::Done)
 }
 
-/// Reads, changes what is named and writes, until nobody was faster.
+/// Reads the quota, applies the change and writes it back, until no other writer was faster.
 async fn changed(
     change: &LimitChange,
     read: impl AsyncFn() -> Result<Quota, ClientError>,

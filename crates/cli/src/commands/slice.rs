@@ -20,7 +20,7 @@ use crate::output::{Details, Table, View, text};
 use crate::pages::{self, MAX_ITEMS};
 use crate::resolve;
 
-/// How long lines of a console may take that the receipt has overtaken.
+/// How long to wait for console lines that arrive after the receipt.
 const LATE_LINES: std::time::Duration = std::time::Duration::from_secs(10);
 
 /// Slices. A slice is named by its id, a unique prefix of it, or the guest's name if no other slice has the same name.
@@ -182,7 +182,7 @@ async fn power(session: &CommandContext, args: PowerArgs, action: PowerAction) -
     finish(session, order, args.wait.no_wait).await
 }
 
-/// What is left on a slot shall go.
+/// Cleans up what is left on a slot.
 pub(super) async fn force_cleanup(
     session: &CommandContext,
     slot: &str,
@@ -198,7 +198,7 @@ pub(super) async fn force_cleanup(
     finish(session, order, wait.no_wait).await
 }
 
-/// Waits for what was asked for, unless told otherwise, and shows what came of it.
+/// Waits for the task, unless `no_wait` is set, and shows the result.
 pub(super) async fn finish(session: &CommandContext, order: SliceOrder, no_wait: bool) -> Result<Exit, CliError> {
     let client = session.client()?;
     let (slice, task) = (order.allocation_id.to_string(), order.task.id.to_string());
@@ -244,7 +244,7 @@ fn order_details(order: &SliceOrder) -> Details {
         .field("message", &task.message)
 }
 
-/// What to do next with a slice in this state.
+/// Prints a hint on what to do next with a slice in this state.
 fn advise(session: &CommandContext, slice: &Slice) {
     let blocked = slice.slots.iter().find(|slot| slot.state == SlotState::CleanupBlocked);
     if let Some(slot) = blocked {
@@ -267,7 +267,7 @@ async fn console(session: &CommandContext, slice: &str, follow: bool, tail: u32)
     print_console(session, &task).await
 }
 
-/// Prints the lines of a task that reads a console, until it has ended or Ctrl-C.
+/// Prints the output of a task that reads a console, until the task ends or Ctrl-C.
 pub(super) async fn print_console(session: &CommandContext, task: &str) -> Result<Exit, CliError> {
     let client = session.client()?;
     let mut lines = std::pin::pin!(follow::logs(client, task, 0, true));
@@ -280,7 +280,7 @@ pub(super) async fn print_console(session: &CommandContext, task: &str) -> Resul
         (printed, last) = (printed + 1 + line.dropped, line.sequence);
     }
     let ended = client.task(task).await?;
-    // The receipt says how many lines there are. Some may still be on their way: they travel beside it, not before it.
+    // The receipt says how many lines there are. Some may arrive after it, because logs and receipts travel independently.
     let all = ended.output.as_ref().and_then(|output| output["lines"].as_u64()).unwrap_or(0);
     let until = tokio::time::Instant::now() + LATE_LINES;
     while printed < all && tokio::time::Instant::now() < until {
@@ -292,9 +292,9 @@ pub(super) async fn print_console(session: &CommandContext, task: &str) -> Resul
         tokio::time::sleep(std::time::Duration::from_millis(100)).await;
     }
     if !ended.ended() {
-        // Nobody reads on: the node need not either.
+        // Nobody reads the output any more, so the node can stop reading the console.
         let cancelled = client.task_cancel(task, &Reason { reason: "no longer read".to_owned() }).await;
-        // Whoever may read a console may not stop every task; then the reading ends by itself.
+        // A caller who may read a console may not be allowed to cancel tasks. The task then ends by itself.
         cancelled.map(drop).or_else(|error| if error.kind() == ErrorKind::Unauthorized { Ok(()) } else { Err(error) })?;
         return Ok(Exit::Done);
     }

@@ -13,7 +13,7 @@ use crate::error::CliError;
 use crate::exit::Exit;
 use crate::{files, resolve};
 
-/// Largest file of keys.
+/// Largest file of SSH keys, in bytes.
 pub(super) const MAX_KEY_FILE: u64 = 256 * 1024;
 
 /// What to make, and where.
@@ -135,7 +135,7 @@ pub(super) async fn run(session: &CommandContext, args: CreateArgs) -> Result<Ex
     slice::finish(session, order, args.wait.no_wait).await
 }
 
-/// The keys of a file, a line each; comments are left out.
+/// Parses a file with one public key per line. Comment lines are skipped.
 pub(super) fn keys(path: &Path, bytes: &[u8]) -> Result<Vec<SshPublicKey>, CliError> {
     let name = path.display();
     let text = String::from_utf8_lossy(bytes);

@@ -137,7 +137,7 @@ fn details(slot: &Slot) -> Details {
         .field("first approved", moment(slot.created_at))
 }
 
-/// Its state, and whether it is held back once it is clean.
+/// Returns the state, and whether the slot stays quarantined once it is clean.
 pub(super) fn state(slot: &Slot) -> String {
     let held = slot.quarantine.is_some() && slot.state != SlotState::Quarantined;
     if held { format!("{}, quarantined", slot.state) } else { slot.state.to_string() }

@@ -1,4 +1,4 @@
-//! `gpuaas ssh-key`: keys that a project keeps, by name.
+//! `gpuaas ssh-key`: the SSH keys that a project stores by name.
 
 use std::path::PathBuf;
 

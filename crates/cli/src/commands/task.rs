@@ -17,7 +17,7 @@ use crate::list::{Changes, List, ListArgs, when_empty};
 use crate::output::{Details, Table, View, text};
 use crate::{follow, pages, resolve, time};
 
-/// Tasks that are listed unless --limit names a number.
+/// Number of tasks to list without `--limit`.
 const TASKS_SHOWN: usize = 50;
 
 /// Tasks. A task is named by its id or a unique prefix of it.
@@ -193,7 +193,6 @@ fn table(tasks: &[Task]) -> View {
     View::Table(table)
 }
 
-/// One task for people.
 pub(super) fn details(task: &Task) -> Details {
     let phases = task.phases.iter().map(|phase| format!("{} {}", phase.phase, text::milliseconds(phase.milliseconds)));
     let progress = task.progress.as_ref().filter(|_| !task.ended());
@@ -257,7 +256,7 @@ fn type_details(kind: &TaskTypeInfo) -> Details {
             let kind = match field.get("type") {
                 Some(serde_json::Value::String(kind)) => kind.clone(),
                 Some(other) => other.to_string(),
-                // A type with a name of its own, such as `#/$defs/Timestamp`.
+                // A named type, such as `#/$defs/Timestamp`.
                 None => field.get("$ref").and_then(|r| r.as_str()?.rsplit('/').next()).unwrap_or("any").to_owned(),
             };
             format!("{name} ({kind}): {described}")

@@ -12,7 +12,7 @@ use crate::files::{self, NewFile};
 use crate::output::{Table, View};
 use crate::resolve;
 
-/// Most bytes of an evidence file: the largest receipt, some envelopes, base64.
+/// Largest evidence file, in bytes: room for the largest receipt and some envelopes, in base64.
 const MAX_EVIDENCE_BYTES: u64 = 16 * 1024 * 1024;
 
 /// What to verify, and what to trust.

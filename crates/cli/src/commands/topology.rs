@@ -1,4 +1,4 @@
-//! `gpuaas node topology`: what a node found on itself, and the approval that makes slots of it.
+//! `gpuaas node topology`: what a node has discovered about itself, and the approval that turns candidates into slots.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::follow::{self, Waited};
 use crate::output::{Details, Table, View};
 use crate::{params, resolve};
 
-/// How long an inspection may take.
+/// Time limit for a topology discovery.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Candidate slots of a node, and the slots created from them.
@@ -146,13 +146,13 @@ fn view(topology: &Topology) -> View {
     View::DetailsAndTable(details, table)
 }
 
-/// What the host's owner would have to allow.
+/// Returns which tasks the host's owner would have to allow.
 fn denied(topology: &Topology) -> Option<String> {
     let tasks = &topology.host_policy_denies;
     (!tasks.is_empty()).then(|| format!("does not allow {}: no slot is leased here", tasks.join(", ")))
 }
 
-/// Where a candidate stands: its slot's state, or whether it could become one.
+/// Returns the state of a candidate: that of its slot, or whether it could become one.
 fn state_of(topology: &Topology, candidate: &CandidateSlot) -> String {
     let slot = topology.slots.iter().find(|slot| slot.spec.slot_index == candidate.slot_index);
     match slot {

@@ -14,7 +14,7 @@ use crate::list::{Changes, List, ListArgs, when_empty};
 use crate::output::{Details, Table, View};
 use crate::pages::{self, MAX_ITEMS};
 
-/// Most bytes of a file with a password.
+/// Largest password file, in bytes.
 const MAX_PASSWORD_FILE: u64 = 4 * 1024;
 
 /// Users. A user is named by e-mail address or id.
@@ -126,7 +126,7 @@ pub(super) async fn run(session: &CommandContext, command: UserCommand) -> Resul
     Ok(Exit::Done)
 }
 
-/// The user with this id or this address.
+/// Returns the user with this id or e-mail address.
 async fn find(client: &Client, user: &str) -> Result<User, CliError> {
     let by_email = user.contains('@');
     let query = UserListQuery { email: by_email.then(|| user.to_owned()), ..UserListQuery::default() };

@@ -1,4 +1,4 @@
-//! `gpuaas version`: of this program, and of the server if there is one.
+//! `gpuaas version`: the version of this program, and of the server if one can be reached.
 
 use crate::context::CommandContext;
 use crate::error::CliError;
@@ -8,7 +8,7 @@ use crate::output::{Details, View};
 #[derive(serde::Serialize)]
 struct Versions {
     client: &'static str,
-    /// Null if the server cannot be asked.
+    /// `None` if the server cannot be reached.
     server: Option<String>,
 }
 

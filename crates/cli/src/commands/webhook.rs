@@ -1,4 +1,4 @@
-//! `gpuaas webhook`: addresses that are told what happens in a project.
+//! `gpuaas webhook`: addresses that receive the events of a project.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use crate::output::{Details, Table, View, text};
 use crate::pages::{self, MAX_ITEMS};
 use crate::{duration, tenants};
 
-/// Deliveries that are listed unless --limit names a number.
+/// Number of deliveries to list without `--limit`.
 const DELIVERIES_SHOWN: usize = 50;
 
 /// Webhooks of a project. A webhook is named by its id, a unique prefix of it, or its address.
@@ -185,7 +185,6 @@ pub(super) async fn run(session: &CommandContext, command: WebhookCommand) -> Re
     Ok(Exit::Done)
 }
 
-/// One delivery for people.
 pub(super) fn delivery_details(delivery: &Delivery) -> Details {
     let took = delivery.delivered_at.map(|at| u64::try_from(at.since(delivery.created_at).as_millis()).unwrap_or(u64::MAX));
     Details::default()
@@ -238,7 +237,7 @@ fn deliveries_table(deliveries: &[Delivery]) -> View {
     if deliveries.is_empty() {
         return View::Nothing;
     }
-    // Whole ids: replaying takes nothing else.
+    // Whole ids, because `webhook replay` accepts nothing else.
     let mut table = Table::new(["ID", "KIND", "STATE", "ATTEMPTS", "LAST", "AGE"]);
     for delivery in deliveries {
         table.row([

@@ -1,4 +1,4 @@
-//! `gpuaas webhook test`: one real delivery, and what came of it.
+//! `gpuaas webhook test`: sends one real delivery and shows its result.
 
 use std::time::Duration;
 
@@ -12,9 +12,9 @@ use crate::error::CliError;
 use crate::exit::Exit;
 use crate::output::View;
 
-/// How often the result is asked for.
+/// Pause between two polls for the result.
 const PAUSE: Duration = Duration::from_millis(300);
-/// The delivery is among the newest.
+/// How many deliveries to fetch per poll. The test's delivery is among the newest.
 const NEWEST: u32 = 20;
 
 pub(super) async fn run(session: &CommandContext, webhook: &str, timeout: Duration) -> Result<Exit, CliError> {
@@ -27,7 +27,7 @@ pub(super) async fn run(session: &CommandContext, webhook: &str, timeout: Durati
         let query = DeliveryListQuery { limit: Some(NEWEST), ..DeliveryListQuery::default() };
         let newest = client.webhook_deliveries(webhook, &query).await?.items;
         seen = newest.into_iter().find(|delivery| delivery.event_id == test.event_id).or(seen);
-        // One attempt is enough to show the result; the server makes the others by itself.
+        // The first attempt is enough to show the result; the server makes further attempts by itself.
         if seen.as_ref().is_some_and(|delivery| !delivery.last.is_empty()) {
             break;
         }

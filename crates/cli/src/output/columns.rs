@@ -1,18 +1,18 @@
-//! Which columns a table has: those the user names, by header or by field of the document; and as wide as the terminal.
+//! The columns of a table: those that the user names, by header or by field of the document, fitted to the width of the terminal.
 
 use serde_json::Value;
 
-/// Narrowest a column becomes when a table does not fit.
+/// A column is never made narrower than this to fit the terminal.
 const MIN_WIDTH: usize = 8;
-/// Between two columns.
+/// Spaces between two columns.
 pub(super) const GAP: usize = 2;
 
-/// The items that the rows of a table show, if the document is a list of them.
+/// Returns the items that the rows of a table show, if the document is a list.
 pub(super) fn items(document: &Value) -> Option<&Vec<Value>> {
     document.as_array().or_else(|| document.get("items").and_then(Value::as_array))
 }
 
-/// What a document has at `path`, such as `facts.kernel`.
+/// Returns the value at `path`, such as `facts.kernel`.
 pub(super) fn field<'v>(document: &'v Value, path: &str) -> Option<&'v Value> {
     path.split('.').try_fold(document, |value, key| match value {
         Value::Array(items) => key.parse::<usize>().ok().and_then(|index| items.get(index)),
@@ -20,7 +20,7 @@ pub(super) fn field<'v>(document: &'v Value, path: &str) -> Option<&'v Value> {
     })
 }
 
-/// A value as one cell.
+/// Formats a value for a cell.
 pub(super) fn cell(value: Option<&Value>) -> String {
     match value {
         None | Some(Value::Null) => String::new(),
@@ -29,15 +29,15 @@ pub(super) fn cell(value: Option<&Value>) -> String {
     }
 }
 
-/// What names a document: its id, or else its name.
+/// Returns what identifies a document: its id, or else its name.
 pub(super) fn name_of(document: &Value) -> String {
     let own = ["id", "key_id", "allocation_id", "node_id", "name"].iter().find_map(|key| document.get(*key));
-    // What was just created comes with its secret beside it.
+    // A document that was just created may be nested, next to its secret.
     let inner = || document.as_object().into_iter().flat_map(|fields| fields.values()).find_map(|value| value.get("id"));
     cell(own.or_else(inner))
 }
 
-/// How wide columns may be so that the table fits: the widest give way first.
+/// Returns column widths with which the table fits the terminal. The widest columns shrink first.
 pub(super) fn fitting(mut widths: Vec<usize>, terminal: usize) -> Vec<usize> {
     let gaps = GAP * widths.len().saturating_sub(1);
     while widths.iter().sum::<usize>() + gaps > terminal {
@@ -47,7 +47,7 @@ pub(super) fn fitting(mut widths: Vec<usize>, terminal: usize) -> Vec<usize> {
     widths
 }
 
-/// The text, cut to so many characters.
+/// Shortens a text to `width` characters.
 pub(super) fn cut(text: &str, width: usize) -> String {
     if text.chars().count() <= width {
         return text.to_owned();

@@ -1,7 +1,7 @@
-//! `--jq`: filters a result with an expression of the jq language before it is printed.
+//! `--jq`: filters a result with a jq expression before it is printed.
 //!
-//! The expression runs on a thread of its own, because an evaluation cannot be interrupted: one that takes too long is left behind, and the
-//! program ends with an error. It reads no files and loads no modules.
+//! The expression runs on a thread of its own, because an evaluation cannot be interrupted: one that takes too long is abandoned,
+//! and the program exits with an error. The expression can neither read files nor load modules.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Mutex, PoisonError};
@@ -14,16 +14,16 @@ use jaq_json::{Val, read, write};
 use crate::error::CliError;
 use crate::exit::Exit;
 
-/// Longest time for one document.
+/// Time limit for one document.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// Most bytes that one document may become.
+/// Largest result for one document, in bytes.
 const MAX_OUTPUT: usize = 32 * 1024 * 1024;
-/// Expressions recurse; deeper than this is no filter of a document.
+/// Stack size of the thread. Expressions may recurse, but no filter of a document needs more than this.
 const STACK_BYTES: usize = 64 * 1024 * 1024;
-/// Most characters of an expression that an error repeats.
+/// Number of characters of an expression that an error message quotes.
 const MAX_SHOWN: usize = 40;
 
-/// Formats that jq has and the library leaves out.
+/// Formats that jq has and the library lacks.
 const FORMATS: &str = r#"
 def @csv: [.[] | if type == "string" then "\"" + (split("\"") | join("\"\"")) + "\"" elif . == null then "" else tostring end] | join(",");
 def @tsv: [.[] | if . == null then "" else tostring | split("\\") | join("\\\\") | split("\t") | join("\\t") | split("\n") | join("\\n") end] | join("\t");
@@ -31,15 +31,15 @@ def @tsv: [.[] | if . == null then "" else tostring | split("\\") | join("\\\\")
 
 /// Why a document has no result.
 enum JqError {
-    /// The expression cannot be read.
+    /// The expression cannot be parsed or compiled.
     Expression(String),
-    /// It does not fit the document.
+    /// The expression does not fit the document.
     Evaluation(String),
-    /// It becomes too large.
+    /// The result is too large.
     TooLarge,
 }
 
-/// An expression that is ready to run.
+/// A compiled expression.
 #[derive(Debug)]
 pub(super) struct Jq {
     worker: Mutex<Worker>,
@@ -59,9 +59,9 @@ impl std::fmt::Debug for JqError {
 }
 
 impl Jq {
-    /// Compiles an expression. What is wrong with it is known before anything is asked of a server.
+    /// Compiles an expression. This fails before the first request to a server if the expression is invalid.
     pub(super) fn new(expression: &str) -> Result<Self, CliError> {
-        // One document at a time, and one answer more: the one about the expression.
+        // One document at a time. The first result is that of compiling the expression.
         let (documents, work) = sync_channel::<Vec<u8>>(1);
         let (answer, results) = sync_channel(1);
         let expression = expression.to_owned();
@@ -70,12 +70,12 @@ impl Jq {
             .spawn(move || run(&expression, &work, &answer))
             .map_err(|error| CliError::internal(format!("cannot start a thread for --jq: {error}")))?;
         let jq = Self { worker: Mutex::new(Worker { documents, results }), timeout: TIMEOUT };
-        // The first answer is about the expression itself.
+        // The first result is about the expression itself.
         jq.result()?;
         Ok(jq)
     }
 
-    /// What the expression makes of a document: a line per value, text without quotes, everything else as JSON.
+    /// Applies the expression to a document. Returns one line per value: strings without quotes, everything else as JSON.
     pub(super) fn apply(&self, document: Vec<u8>) -> Result<Vec<u8>, CliError> {
         let gone = |_| CliError::internal("the thread of --jq ended");
         self.worker.lock().unwrap_or_else(PoisonError::into_inner).documents.send(document).map_err(gone)?;
@@ -103,7 +103,7 @@ impl Jq {
     }
 }
 
-/// Compiles the expression, then answers each document until nobody asks.
+/// Compiles the expression, then evaluates documents until the channel closes.
 fn run(expression: &str, documents: &Receiver<Vec<u8>>, results: &SyncSender<Result<Vec<u8>, JqError>>) {
     let arena = Arena::default();
     let filter = match compiled(&arena, expression) {
@@ -138,7 +138,7 @@ fn evaluated(filter: &Filter, document: &[u8]) -> Result<Vec<u8>, JqError> {
     for value in filter.id.run((context, document)) {
         let value = match value {
             Ok(value) => value,
-            // Anything but an error is `halt`: the end.
+            // An exception that is not an error is `halt`, which ends the evaluation.
             Err(exception) => match exception.get_err() {
                 Ok(error) => return Err(JqError::Evaluation(error.to_string())),
                 Err(_) => break,
@@ -159,7 +159,7 @@ fn evaluated(filter: &Filter, document: &[u8]) -> Result<Vec<u8>, JqError> {
     Ok(output)
 }
 
-/// What is wrong with an expression that cannot be read.
+/// Describes why an expression cannot be parsed.
 fn unreadable(expression: &str, errors: &LoadErrors<&str, ()>) -> String {
     let found = |expected: &str, rest: &str| {
         if rest.is_empty() {
@@ -178,7 +178,7 @@ fn unreadable(expression: &str, errors: &LoadErrors<&str, ()>) -> String {
     message.unwrap_or_else(|| "the expression cannot be read".to_owned())
 }
 
-/// What an expression names that does not exist.
+/// Names the first undefined function or variable of an expression.
 fn undefined(errors: &compile::Errors<&str, ()>) -> String {
     let first = errors.iter().flat_map(|(_, faults)| faults).next();
     first.map_or_else(
@@ -244,7 +244,7 @@ mod tests {
     fn an_expression_that_does_not_fit_or_never_ends_is_an_error() {
         assert!(filtered(".a.b", "[1]").is_err_and(|error| error.starts_with("jq_failed: ")));
         assert!(filtered("repeat(\"0123456789\" * 1000)", "1").is_err_and(|error| error.starts_with("jq_too_large: ")));
-        // Long enough for any machine, and over some time after the test.
+        // Takes more than a millisecond on any machine, and ends some time after the test.
         let mut long = Jq::new("reduce range(3000000) as $n (0; . + $n)").expect("compiles");
         long.timeout = Duration::from_millis(1);
         assert_eq!(long.apply(b"1".to_vec()).expect_err("no result in time").code, "jq_timeout");

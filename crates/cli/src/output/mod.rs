@@ -1,5 +1,5 @@
-//! The only module that writes to stdout. A command's result goes there, in one of four formats; everything said to a
-//! person on the way goes to stderr.
+//! The only module that writes to stdout. The result of a command goes there, in one of four formats. Everything else that is
+//! meant for a person goes to stderr.
 
 mod columns;
 mod jq;
@@ -31,22 +31,21 @@ pub(crate) enum Format {
     Yaml,
 }
 
-/// Prints in the format the user chose.
+/// Prints in the format that the user chose.
 #[derive(Clone, Debug)]
 pub(crate) struct Output {
     format: Format,
     color: bool,
-    /// Only these columns, if any are named.
+    /// Columns to show; all if empty.
     columns: Vec<String>,
-    /// Only ids.
+    /// Print ids only.
     quiet: bool,
-    /// What JSON goes through before it is printed.
+    /// Filter that JSON passes through before it is printed.
     jq: Option<Arc<Jq>>,
-    /// Errors are JSON, too: the user asked for it by name.
+    /// Errors are printed as JSON too, because the user asked for JSON explicitly.
     json_errors: bool,
-    /// Whether stdout is a terminal.
     is_terminal: bool,
-    /// How many characters a line has, and how many lines there are, if a person reads it on a terminal.
+    /// Columns and lines of the terminal. `None` if stdout is not a terminal.
     size: Option<(usize, usize)>,
 }
 
@@ -68,27 +67,27 @@ impl Output {
         }
     }
 
-    /// Only these columns of tables, and with `quiet` only ids.
+    /// Limits tables to these columns and, with `quiet`, to ids.
     pub(crate) fn limited_to(self, columns: Vec<String>, quiet: bool) -> Self {
         Self { columns, quiet, ..self }
     }
 
-    /// Filters every document with this expression. The format is JSON then.
+    /// Filters every document with this expression. This sets the format to JSON.
     pub(crate) fn filtered_by(self, expression: &str) -> Result<Self, CliError> {
         Ok(Self { jq: Some(Arc::new(Jq::new(expression)?)), format: Format::Json, ..self })
     }
 
-    /// Whether a person reads the result as a table.
+    /// Returns whether results are printed as tables.
     pub(crate) fn is_table(&self) -> bool {
         matches!(self.format, Format::Table | Format::Wide)
     }
 
-    /// How many characters a line has, if a person reads it on a terminal.
+    /// Returns the width of the terminal in characters. `None` if stdout is not a terminal.
     fn width(&self) -> Option<usize> {
         self.size.map(|(width, _)| width)
     }
 
-    /// Prints a result: as the document it is, or as `view` shows it.
+    /// Prints a result: as a document, or as `view` shows it.
     pub(crate) fn print<T: serde::Serialize>(&self, value: &T, view: impl FnOnce(&T) -> View) -> Result<(), CliError> {
         let document = || serde_json::to_value(value).map_err(unserializable);
         if self.quiet {
@@ -103,18 +102,18 @@ impl Output {
         self.raw(text.as_bytes())
     }
 
-    /// The view with whole ids or chosen columns, as the user wants it.
+    /// Returns the view with whole ids or with the chosen columns.
     fn table(&self, view: View, document: &serde_json::Value) -> Result<View, CliError> {
         let view = if self.format == Format::Wide { view.wide(document) } else { view };
         view.with_columns(document, &self.columns)
     }
 
-    /// How wide a table may be.
+    /// Returns the width that tables are fitted to, if any.
     fn table_width(&self) -> Option<usize> {
         self.width().filter(|_| self.format == Format::Table)
     }
 
-    /// Prints one item of a list that has no known end: a line, a line of JSON, or an item of a YAML sequence.
+    /// Prints one item of a list without a known end: as a line of text, a line of JSON, or an item of a YAML sequence.
     pub(crate) fn print_item<T: serde::Serialize>(&self, item: &T, line: impl FnOnce(&T) -> String) -> Result<(), CliError> {
         let text = match self.format {
             Format::Table | Format::Wide => line(item) + "\n",
@@ -124,7 +123,7 @@ impl Output {
         self.raw(text.as_bytes())
     }
 
-    /// Prints a JSON document that came as it is, or what `--jq` makes of it, and a line end.
+    /// Prints a JSON document as it is, or what `--jq` makes of it, followed by a line break.
     pub(crate) fn json(&self, mut document: Vec<u8>) -> Result<(), CliError> {
         let Some(jq) = &self.jq else {
             if !document.ends_with(b"\n") {
@@ -136,34 +135,34 @@ impl Output {
         if !self.is_terminal {
             return self.raw(&output);
         }
-        // Texts come without the quotes that keep control characters from the terminal.
+        // With `--jq`, strings lack the JSON escapes that keep control characters away from the terminal.
         let lines = String::from_utf8_lossy(&output);
         let lines: String = lines.lines().map(|line| text::printable(line) + "\n").collect();
         self.raw(lines.as_bytes())
     }
 
-    /// Writes bytes to stdout as they are.
+    /// Writes bytes to stdout unchanged.
     pub(crate) fn raw(&self, bytes: &[u8]) -> Result<(), CliError> {
         let mut stdout = std::io::stdout().lock();
         match stdout.write_all(bytes).and_then(|()| stdout.flush()) {
             Ok(()) => Ok(()),
-            // The reader (`head`, say) has seen enough: end without a word.
+            // The reader (such as `head`) has closed the pipe. The program ends quietly and successfully.
             Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Err(CliError::new(Exit::Done, "", "")),
             Err(error) => Err(CliError::internal(format!("cannot write to stdout: {error}"))),
         }
     }
 
-    /// Tells a person what to do next.
+    /// Prints a hint on what to do next.
     pub(crate) fn hint(&self, text: &str) {
         self.say(&text::printable(text));
     }
 
-    /// Warns a person.
+    /// Prints a warning.
     pub(crate) fn warn(&self, text: &str) {
         self.say(&format!("warning: {}", text::printable(text)));
     }
 
-    /// Says why a command failed.
+    /// Prints why a command failed.
     pub(crate) fn failure(&self, failure: &CliError) {
         if failure.exit == Exit::Done {
             return;
@@ -184,12 +183,12 @@ impl Output {
     }
 
     fn say(&self, line: &str) {
-        // Nobody left to tell: nothing to do about it.
+        // If stderr is gone, there is nowhere left to report to.
         let _ = writeln!(std::io::stderr().lock(), "{line}");
     }
 }
 
-/// The id of each item, one per line.
+/// Returns the id of each item, one per line.
 fn names(document: &serde_json::Value) -> String {
     let one = std::slice::from_ref(document);
     let items = columns::items(document).map_or(one, Vec::as_slice);

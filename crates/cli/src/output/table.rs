@@ -7,18 +7,18 @@ use super::columns;
 use super::text::printable;
 use crate::error::CliError;
 
-/// Headers of columns whose words have colors.
+/// Headers of columns whose values are colored.
 const COLORED: [&str; 5] = ["STATE", "SERVICE", "LINK", "RESULT", "ROLE"];
 
-/// A result as a person sees it.
+/// How a result is shown to a person.
 pub(crate) enum View {
-    /// Many things.
+    /// Several items, one per row.
     Table(Table),
-    /// One thing.
+    /// One item, one field per line.
     Details(Details),
-    /// One thing and its parts.
+    /// One item and its parts.
     DetailsAndTable(Details, Table),
-    /// Nothing to see; a hint on stderr says what to do.
+    /// Nothing on stdout; a hint on stderr says what to do.
     Nothing,
 }
 
@@ -32,7 +32,7 @@ impl View {
         }
     }
 
-    /// With these rows of its table only.
+    /// Returns the view with only these rows of its table.
     pub(super) fn only(self, rows: &[usize]) -> Self {
         match self {
             Self::Table(table) => Self::Table(table.only(rows)),
@@ -40,7 +40,7 @@ impl View {
         }
     }
 
-    /// With columns that are as wide as they have been, so that rows printed later stand under the same headers.
+    /// Returns the view with columns at least as wide as before, so that rows printed later line up with the headers.
     pub(super) fn under_headers(self, widths: &mut Vec<usize>) -> Self {
         match self {
             Self::Table(table) => Self::Table(table.under_headers(widths)),
@@ -48,7 +48,7 @@ impl View {
         }
     }
 
-    /// With the whole ids of what the table lists.
+    /// Returns the view with whole ids in its table.
     pub(super) fn wide(self, document: &Value) -> Self {
         match (self, columns::items(document)) {
             (Self::Table(table), Some(items)) => Self::Table(table.with_whole_ids(items)),
@@ -56,7 +56,7 @@ impl View {
         }
     }
 
-    /// With these columns only, by header or by field of the document.
+    /// Returns the view with only these columns, by header or by field of the document.
     pub(super) fn with_columns(self, document: &Value, names: &[String]) -> Result<Self, CliError> {
         if names.is_empty() {
             return Ok(self);
@@ -72,7 +72,7 @@ impl View {
     }
 }
 
-/// Many things, one per line.
+/// Several items, one per row.
 pub(crate) struct Table {
     headers: Vec<String>,
     rows: Vec<Vec<String>>,
@@ -102,7 +102,7 @@ impl Table {
         self
     }
 
-    /// How wide each column is.
+    /// Returns the width of each column.
     fn widths(&self) -> Vec<usize> {
         let length = |text: &String| printable(text).chars().count();
         let mut widths: Vec<usize> = self.headers.iter().map(length).collect();
@@ -114,7 +114,7 @@ impl Table {
         widths
     }
 
-    /// Ids are cut to what keeps them apart; these are the whole ones.
+    /// Replaces shortened ids with whole ones.
     fn with_whole_ids(mut self, items: &[Value]) -> Self {
         let first = self.headers.first().is_some_and(|header| header == "ID");
         if first && items.len() == self.rows.len() {
@@ -140,7 +140,7 @@ impl Table {
         Self { headers: names.iter().map(|name| name.to_uppercase()).collect(), rows }
     }
 
-    /// Cuts cells so that the table is as wide as the terminal.
+    /// Shortens cells so that the table fits the terminal.
     fn fit(&mut self, width: usize) {
         let widths = columns::fitting(self.widths(), width);
         for row in &mut self.rows {
@@ -192,14 +192,14 @@ fn color_of(word: &str) -> Option<Color> {
     }
 }
 
-/// One thing, one field per line.
+/// One item, one field per line.
 #[derive(Default)]
 pub(crate) struct Details {
     fields: Vec<(&'static str, String)>,
 }
 
 impl Details {
-    /// Adds a field; an empty one is left out.
+    /// Adds a field. An empty value is skipped.
     pub(crate) fn field(mut self, name: &'static str, value: impl std::fmt::Display) -> Self {
         let value = value.to_string();
         if !value.is_empty() {
@@ -220,7 +220,7 @@ impl Details {
         let width = self.fields.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
         let mut text = String::new();
         for (name, value) in self.fields {
-            // Values of several lines (JSON) stay under each other.
+            // The lines of a multi-line value (JSON) are aligned with each other.
             let mut label = name;
             for line in value.lines() {
                 let line = format!("{label:width$}  {}", printable(line));

@@ -1,14 +1,15 @@
-//! Small texts for people: ages, sizes, short ids.
+//! Short texts for people: ages, sizes, shortened ids.
 
 use gpuaas_contract::time::Timestamp;
 
-/// Fewest hex digits of a shortened id. The first 12 are the millisecond, the 13th is always 7: fewer would say little.
+/// Smallest number of hex digits in a shortened id. The first 12 are a time in milliseconds and the 13th is always 7, so fewer
+/// would not tell ids apart.
 const SHORT_DIGITS: usize = 16;
 
-/// The text with control characters made visible, so that what a host sends cannot steer the terminal.
+/// Replaces control characters with visible ones, so that text from a host or server cannot control the terminal.
 pub(crate) fn printable(text: &str) -> String {
     let steers = |c: char| {
-        // Besides control characters: the invisible ones that reorder the text around them.
+        // Besides control characters, the invisible ones that change the direction of the text around them.
         (c.is_control() && c != '\t') || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
     };
     if text.chars().any(steers) {
@@ -18,7 +19,7 @@ pub(crate) fn printable(text: &str) -> String {
     }
 }
 
-/// How long ago, such as `42s`, `7m`, `3h`, `12d`.
+/// Returns how long ago something was, such as `42s`, `7m`, `3h`, `12d`.
 pub(crate) fn age(then: Timestamp, now: Timestamp) -> String {
     let seconds = now.since(then).as_secs();
     match seconds {
@@ -29,12 +30,12 @@ pub(crate) fn age(then: Timestamp, now: Timestamp) -> String {
     }
 }
 
-/// A moment and how long ago it is.
+/// Returns a time, and how long ago or ahead it is.
 pub(crate) fn moment(then: Timestamp, now: Timestamp) -> String {
     if then > now { format!("{then} (in {})", age(now, then)) } else { format!("{then} ({} ago)", age(then, now)) }
 }
 
-/// A duration in milliseconds, such as `15ms` or `2.4s`.
+/// Formats a number of milliseconds, such as `15ms` or `2.4s`.
 pub(crate) fn milliseconds(milliseconds: u64) -> String {
     if milliseconds < 1000 {
         format!("{milliseconds}ms")
@@ -43,7 +44,7 @@ pub(crate) fn milliseconds(milliseconds: u64) -> String {
     }
 }
 
-/// A size, such as `512 MiB` or `1.5 TiB`.
+/// Formats a number of bytes, such as `512 MiB` or `1.5 TiB`.
 pub(crate) fn bytes(bytes: u64) -> String {
     const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
     let (mut whole, mut tenth, mut unit) = (bytes, 0, 0);
@@ -55,7 +56,7 @@ pub(crate) fn bytes(bytes: u64) -> String {
     if tenth == 0 || whole >= 100 { format!("{whole} {}", UNITS[unit]) } else { format!("{whole}.{tenth} {}", UNITS[unit]) }
 }
 
-/// The ids cut to the same length, as short as keeps them apart.
+/// Shortens ids to the same length, just long enough to tell them apart.
 pub(crate) fn short_ids(ids: &[String]) -> Vec<String> {
     let cut = |id: &str, digits: usize| {
         let start = id.find('_').map_or(0, |at| at + 1);

@@ -1,4 +1,4 @@
-//! A list that is printed again when it changes: redrawn in place on a terminal, and as changed rows only everywhere else.
+//! Prints a list again when it changes: redrawn in place on a terminal, only the changed rows otherwise.
 
 use std::collections::BTreeMap;
 
@@ -7,26 +7,27 @@ use serde_json::Value;
 use super::{Format, Output, View, columns, names, unserializable, yaml};
 use crate::error::CliError;
 
-/// To the upper left corner, with everything that was there removed.
+/// Clears the screen and moves to the upper left corner.
 const CLEAR: &str = "\x1b[H\x1b[2J";
-/// To the upper left corner.
+/// Moves to the upper left corner.
 const HOME: &str = "\x1b[H";
-/// Removes the rest of the line.
+/// Clears the rest of the line.
 const END_OF_LINE: &str = "\x1b[K";
-/// Removes everything below.
+/// Clears everything below.
 const BELOW: &str = "\x1b[J";
 
-/// What was printed of a list so far.
+/// What has been printed of a list so far.
 #[derive(Debug, Default)]
 pub(crate) struct Watched {
-    /// The rows by their ids; none before the first print.
+    /// The rows by id. `None` before the first print.
     rows: Option<BTreeMap<String, Value>>,
-    /// How wide the columns have been, so that rows stay under their headers.
+    /// The widest that each column has been, so that later rows line up with the headers.
     widths: Vec<usize>,
 }
 
 impl Output {
-    /// Prints a watched list: all of it on a terminal, elsewhere the rows that are new or different. Rows that are gone are named on stderr.
+    /// Prints a watched list: all of it on a terminal, otherwise only rows that are new or have changed. Rows that are gone are
+    /// reported on stderr.
     pub(crate) fn print_watched<T: serde::Serialize>(
         &self,
         watched: &mut Watched,
@@ -60,7 +61,7 @@ impl Output {
                 let is_list = columns::items(&document).is_some();
                 let view = if is_list { view.only(&changed) } else { view };
                 let text = view.under_headers(&mut watched.widths).render(self.color, self.table_width());
-                // The headers are there already.
+                // The headers were printed the first time.
                 let skipped = usize::from(!first && is_list);
                 let text: String = text.lines().skip(skipped).map(|line| format!("{line}\n")).collect();
                 self.raw(text.as_bytes())
@@ -72,7 +73,7 @@ impl Output {
 }
 
 impl Watched {
-    /// Remembers these rows. Returns the positions of those that are new or different, and the ids of those that are gone.
+    /// Stores these rows. Returns the positions of the rows that are new or have changed, and the ids of those that are gone.
     fn take(&mut self, document: &Value) -> (Vec<usize>, Vec<String>) {
         let one = std::slice::from_ref(document);
         let items = columns::items(document).map_or(one, Vec::as_slice);
@@ -92,7 +93,7 @@ impl Watched {
     }
 }
 
-/// A text in place of what the terminal shows, cut to its height.
+/// Returns the escape sequences that replace what the terminal shows with this text, cut to its height.
 fn screen(text: &str, first: bool, height: Option<usize>) -> String {
     let mut lines: Vec<&str> = text.lines().collect();
     let note;

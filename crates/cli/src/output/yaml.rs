@@ -1,10 +1,10 @@
-//! YAML of a JSON value: block style, and quotes wherever a plain word could be read as something else.
+//! Writes a JSON value as YAML: in block style, with quotes wherever a plain scalar could be read as something else.
 
 use std::fmt::Write as _;
 
 use serde_json::Value;
 
-/// The value as a YAML document.
+/// Returns the value as a YAML document.
 pub(super) fn emit(value: &Value) -> String {
     let mut text = String::new();
     match value {
@@ -22,7 +22,7 @@ fn sequence(items: &[Value], indent: usize, text: &mut String) {
     for item in items {
         let _ = write!(text, "{:indent$}- ", "");
         match item {
-            // A mapping starts on the line of its dash. Its other lines are indented as far as the first.
+            // A mapping starts on the line of its dash. Its other lines are indented to the same column.
             Value::Object(fields) if !fields.is_empty() => {
                 let mut inner = String::new();
                 mapping(fields, indent + 2, &mut inner);
@@ -60,11 +60,11 @@ fn mapping(fields: &serde_json::Map<String, Value>, indent: usize, text: &mut St
     }
 }
 
-/// A value that fits on its line.
+/// Returns a value that fits on its line.
 fn inline(value: &Value) -> String {
     match value {
         Value::String(text) => string(text),
-        // YAML 1.1 wants a point in a number with an exponent.
+        // YAML 1.1 requires a decimal point in a number with an exponent.
         Value::Number(number) => match number.to_string() {
             text if !text.contains('.') => text.replacen(['e', 'E'], ".0e", 1),
             text => text,
@@ -77,7 +77,7 @@ fn string(text: &str) -> String {
     if is_plain(text) { text.to_owned() } else { quoted(text) }
 }
 
-/// Whether every YAML parser reads the bare text as this very string. Narrow on purpose: quotes never hurt.
+/// Returns whether every YAML parser reads the unquoted text as exactly this string. Strict on purpose: quotes never hurt.
 fn is_plain(text: &str) -> bool {
     let starts_well = text.bytes().next().is_some_and(|byte| byte.is_ascii_alphabetic());
     let all_plain = text.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.' | b'/'));
@@ -97,7 +97,7 @@ fn quoted(text: &str) -> String {
             '\n' => out.push_str("\\n"),
             '\r' => out.push_str("\\r"),
             '\t' => out.push_str("\\t"),
-            // What YAML does not count as printable, and what it counts as a line break.
+            // Characters that YAML considers not printable, or line breaks.
             '\u{0}'..='\u{1f}' | '\u{7f}'..='\u{9f}' | '\u{2028}' | '\u{2029}' | '\u{feff}' | '\u{fffe}' | '\u{ffff}' => {
                 let _ = write!(out, "\\u{:04x}", u32::from(c));
             }
@@ -220,7 +220,7 @@ mod tests {
         let expected = "- gpus:\n    - name: \"H100 x\"\n  id: node_1\n  note: \"\"\n  online: true\n";
         let kept = "- id: node_1\n  gpus:\n    - name: \"H100 x\"\n  online: true\n  note: \"\"\n";
         let text = emit(&value);
-        // The order of fields depends on how serde_json was built.
+        // The order of fields depends on the features that serde_json was built with.
         assert!(text == expected || text == kept, "{text}");
     }
 }

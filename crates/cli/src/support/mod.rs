@@ -1,4 +1,4 @@
-//! `gpuaas support-bundle`: what somebody who helps needs to see, in one file, without secrets.
+//! `gpuaas support-bundle`: collects what support needs to see into one file, without secrets.
 
 mod redact;
 
@@ -22,18 +22,18 @@ use crate::files::NewFile;
 use crate::output::{Details, Table, View, text};
 use crate::tenants;
 
-/// Most events that are kept, the newest.
+/// Number of events to keep; the newest ones.
 const MAX_EVENTS: usize = 500;
-/// How long events are read.
+/// Time limit for reading events.
 const EVENTS_FOR: Duration = Duration::from_secs(10);
-/// The stream counts as read to its end after so much silence.
+/// The end of the event stream is assumed after this much silence.
 const SILENCE: Duration = Duration::from_secs(1);
-/// Most bytes of the end of a log.
+/// Number of bytes to keep from the end of a log.
 const MAX_LOG: u64 = 4 * 1024 * 1024;
-/// Most bytes of one part.
+/// Largest part of the bundle, in bytes.
 const MAX_PART: usize = 16 * 1024 * 1024;
 
-/// What the server is asked for, if the caller may read it: file, path and query, and what it is.
+/// What to request from the server, if the caller may read it: name of the file, path and query, description.
 const PARTS: &[(&str, &str, &str)] = &[
     ("whoami.json", routes::WHOAMI, "your roles"),
     ("cluster.json", routes::CLUSTER, "the cluster, its version and its CA"),
@@ -63,14 +63,13 @@ pub(crate) struct BundleArgs {
     overwrite: bool,
 }
 
-/// One file of the bundle.
 struct Part {
     name: String,
     contents: String,
     bytes: Vec<u8>,
 }
 
-/// What was written, for programs.
+/// What was written, for `-o json`.
 #[derive(serde::Serialize)]
 struct Written {
     file: PathBuf,
@@ -85,7 +84,7 @@ struct WrittenPart {
     bytes: usize,
 }
 
-/// Collects what can be had, and writes it.
+/// Collects what is available and writes the bundle.
 pub(crate) async fn run(session: &CommandContext, args: BundleArgs) -> Result<Exit, CliError> {
     let now = Timestamp::now();
     let path = args.file.clone().unwrap_or_else(|| PathBuf::from(default_name(now)));
@@ -121,14 +120,14 @@ fn view(written: &Written) -> View {
     View::DetailsAndTable(details, table)
 }
 
-/// Such as `gpuaas-support-20270301T080000Z.tar.gz`.
+/// Returns a file name such as `gpuaas-support-20270301T080000Z.tar.gz`.
 fn default_name(now: Timestamp) -> String {
     let time = now.rfc3339();
     let seconds: String = time.chars().take("2027-03-01T08:00:00".len()).filter(|c| c.is_ascii_alphanumeric()).collect();
     format!("gpuaas-support-{seconds}Z.tar.gz")
 }
 
-/// Whether a file that exists is replaced. Nobody's file is replaced without a word.
+/// Returns whether to replace an existing file. A file is never replaced without `--overwrite` or a confirmation.
 fn may_overwrite(path: &Path, is_told: bool) -> Result<bool, CliError> {
     if is_told || !path.exists() {
         return Ok(is_told);
@@ -161,7 +160,7 @@ fn versions(now: Timestamp) -> Part {
     part("version.json", "this program and this machine's system", &document)
 }
 
-/// What counts, without any value that may be a secret: of variables, only their names.
+/// The settings in effect, without values that may be secrets. Of environment variables, only the names are included.
 fn configuration(session: &CommandContext) -> Part {
     let variables: Vec<String> = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()).collect();
     let mut variables: Vec<&String> = variables.iter().filter(|name| name.starts_with("GPUAAS_")).collect();
@@ -177,13 +176,13 @@ fn configuration(session: &CommandContext) -> Part {
             "uses_socket": resolved.options.unix_socket.is_some(),
             "variables": variables,
         }),
-        // The message may repeat what is in the file.
+        // The message is left out, because it may quote the file.
         Err(error) => json!({ "unusable": error.code, "variables": variables }),
     };
     part("config.json", "what flags, environment and config file say, without values that may be secret", &document)
 }
 
-/// The address without anything but scheme, host and port.
+/// Reduces a URL to scheme, host and port.
 fn origin(url: &str) -> String {
     let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
     let host = rest.split(['/', '?', '#']).next().unwrap_or_default();
@@ -227,7 +226,7 @@ async fn of_server(session: &CommandContext, client: &Client) -> Vec<Part> {
     parts
 }
 
-/// The tasks of a page that ended without success.
+/// Removes the tasks that succeeded from a page.
 fn unsuccessful(mut page: Value) -> Value {
     if let Some(tasks) = page.get_mut("items").and_then(Value::as_array_mut) {
         tasks.retain(|task| task["state"] != "succeeded");
@@ -235,7 +234,7 @@ fn unsuccessful(mut page: Value) -> Value {
     page
 }
 
-/// The newest events of the platform, or of the project for those who may not read the platform's.
+/// The newest events of the platform, or those of the project if the caller may not read the platform's.
 async fn events(session: &CommandContext, client: &Client) -> Part {
     const CONTENTS: &str = "the newest events, without their details";
     let query = EventsQuery { after: Some(0), kinds: None };
@@ -280,7 +279,7 @@ fn server_log(path: &Path) -> Result<Part, CliError> {
     let mut bytes = Vec::new();
     file.take(MAX_LOG).read_to_end(&mut bytes).map_err(bad)?;
     let log = String::from_utf8_lossy(&bytes);
-    // The first line may be the end of one.
+    // The first line may be incomplete.
     let skipped = usize::from(size > MAX_LOG);
     let lines: String = log.lines().skip(skipped).map(|line| redact::log_line(line) + "\n").collect();
     Ok(Part { name: "server.log".to_owned(), contents: "the end of the server's log".to_owned(), bytes: lines.into_bytes() })

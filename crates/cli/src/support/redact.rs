@@ -1,11 +1,11 @@
-//! What of a document goes into a support bundle: fields that are on a list, and nothing else.
+//! Redacts documents for a support bundle: only fields on a list are kept.
 //!
-//! A list of what is allowed, not of what is forbidden: a field that somebody adds to a document tomorrow is left out until somebody decides
-//! that it may be shown. Texts that people write (notes, reasons, descriptions, tags) and what tasks and guests were given are not on it.
+//! This is an allowlist, not a denylist: a field that is added to a document later is left out until somebody decides that it may
+//! be shown. Texts that people write (notes, reasons, descriptions, tags) and the parameters of tasks and guests are not on it.
 
 use serde_json::Value;
 
-/// The fields that are kept, wherever they are.
+/// The fields that are kept, at any depth.
 const FIELDS: &str = "\
     accepted_at action active_at actor agent_rss_bytes agent_version allocated allocation_id allocations \
     approved_at architecture at attempts available ca ca_sha256 cancel_requested_at certificate_not_after \
@@ -26,7 +26,7 @@ fn is_listed(field: &str) -> bool {
     FIELDS.split(' ').any(|listed| listed == field)
 }
 
-/// How secrets look. The list of fields keeps them out; if one of its texts holds such a word all the same, the text is left out.
+/// What secrets look like. The allowlist keeps them out; should a listed field contain one of these anyway, its text is redacted.
 const SECRETS: [&str; 14] = [
     "gpt_",
     "gpj_",
@@ -44,10 +44,10 @@ const SECRETS: [&str; 14] = [
     "eyJ",
 ];
 
-/// In place of a text that may hold a secret.
+/// Replaces a text that may contain a secret.
 const REDACTED: &str = "[redacted]";
 
-/// The document with the fields of the list only.
+/// Returns the document with only the listed fields.
 pub(super) fn document(value: Value) -> Value {
     match value {
         Value::Object(fields) => {
@@ -61,18 +61,18 @@ pub(super) fn document(value: Value) -> Value {
 }
 
 fn text_of(text: String) -> String {
-    // A URL may carry a password in front of its host, and a key in its query.
+    // A URL may contain a password in front of the host, or a key in its query.
     let has_secret = SECRETS.iter().any(|secret| text.contains(secret)) || text.contains("://");
     if has_secret { REDACTED.to_owned() } else { text }
 }
 
-/// The lines of a metrics page that are ours.
+/// Returns the lines of a metrics page that are about our own metrics.
 pub(super) fn metrics(page: &str) -> String {
     let own = page.lines().filter(|line| line.trim_start_matches("# ").contains("gpuaas_"));
     own.map(|line| text_of(line.to_owned()) + "\n").collect()
 }
 
-/// One line of a server's log: its time, level and origin, its message, and the fields of the list.
+/// Redacts one line of a server's log: keeps its time, level, origin, message and the listed fields.
 pub(super) fn log_line(line: &str) -> String {
     if let Ok(Value::Object(mut fields)) = serde_json::from_str::<Value>(line) {
         let values = fields.remove("fields").unwrap_or_default();
@@ -83,7 +83,7 @@ pub(super) fn log_line(line: &str) -> String {
         kept.insert("fields".to_owned(), document(values));
         return Value::Object(kept).to_string();
     }
-    // `TIME LEVEL span{field=value}: target: message field=value field="some value"`.
+    // The format is `TIME LEVEL span{field=value}: target: message field=value field="some value"`.
     let (mut kept, mut rest) = (String::new(), line);
     while let Some(at) = rest.find('=') {
         let name_at = rest[..at].rfind(|c: char| !(c.is_ascii_alphanumeric() || c == '_')).map_or(0, |before| before + 1);
