@@ -178,7 +178,7 @@ fn unreadable(expression: &str, errors: &LoadErrors<&str, ()>) -> String {
     message.unwrap_or_else(|| "the expression cannot be read".to_owned())
 }
 
-/// Names the first undefined function or variable of an expression.
+/// Describes the first undefined name in an expression.
 fn undefined(errors: &compile::Errors<&str, ()>) -> String {
     let first = errors.iter().flat_map(|(_, faults)| faults).next();
     first.map_or_else(

@@ -1,4 +1,4 @@
-//! Allocations, from the command to what a person reads.
+//! Allocations, from the command line to what a person reads.
 
 use axum::extract::{Path, Query};
 use axum::http::{HeaderMap, StatusCode};
@@ -36,7 +36,7 @@ pub(crate) fn project(byte: u8, organization: &str, name: &str) -> Project {
     }
 }
 
-/// Those that the caller sees.
+/// The projects that the caller can see.
 pub(crate) fn projects(all: Vec<Project>) -> Router {
     let by_id = all.clone();
     Router::new()
@@ -115,7 +115,7 @@ fn events(documents: &[Allocation]) -> String {
     documents.iter().map(event).collect()
 }
 
-/// A project whose only allocation goes through these states when it is watched.
+/// A project whose only allocation goes through these states while it is watched.
 fn watched(states: Vec<Allocation>) -> Router {
     let (last, stream) = (states.last().cloned().expect("at least one"), events(&states));
     Router::new()

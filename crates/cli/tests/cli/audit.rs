@@ -8,7 +8,7 @@ use gpuaas_domain::audit_chain::{Head, append};
 use crate::program::gpuaas;
 use crate::server::{TOKEN, serve};
 
-/// A chain of some rows, one JSON row per line, and its head.
+/// Returns a chain as one JSON row per line, and its head.
 fn chain(rows: u64) -> (Vec<String>, String) {
     let mut head = Head::genesis();
     let lines = (0..rows)
@@ -64,7 +64,7 @@ async fn a_changed_missing_or_cut_row_exits_with_1() {
         let ran = gpuaas(&["audit", "verify", "--url", &url, "--token", TOKEN]).await;
         assert!(ran.code == 1 && ran.stdout.contains(words), "{ran:?}");
     }
-    // Cut at the end: whole in itself, and noticed by the head that was kept.
+    // Rows cut off at the end leave a valid chain. Only the head from an earlier run reveals it.
     let url = serve_chain(lines[..4].to_vec()).await;
     assert_eq!(gpuaas(&["audit", "verify", "--url", &url, "--token", TOKEN]).await.code, 0);
     let ran = gpuaas(&["audit", "verify", "--head", &head, "--url", &url, "--token", TOKEN]).await;

@@ -1,8 +1,8 @@
-//! What cannot be undone is confirmed: by typing a name on a terminal, or by `--yes`.
+//! Commands that cannot be undone need a confirmation: a name typed on a terminal, or `--yes`.
 
 use crate::program::gpuaas;
 
-/// Every command that destroys something, with enough words to be read.
+/// Every destructive command, with enough arguments to be parsed.
 const DESTRUCTIVE: &[&[&str]] = &[
     &["alloc", "release", "trainer"],
     &["image", "delete", "ubuntu"],
@@ -25,12 +25,12 @@ const DESTRUCTIVE: &[&[&str]] = &[
     &["webhook", "delete", "whk_1"],
 ];
 
-/// Words in the name of a command that destroys something.
+/// Words that mark a command as destructive.
 const WORDS: [&str; 8] = ["delete", "remove", "revoke", "retire", "withdraw", "release", "deactivate", "force-cleanup"];
 
 #[tokio::test]
 async fn without_a_terminal_nothing_is_destroyed_unless_it_is_confirmed() {
-    // Nobody listens there: a command that asks a server would end with 6.
+    // Nothing listens there: a command that contacts a server would exit with 6.
     let url = ["--url", "http://127.0.0.1:1", "--token", "gpt_x", "-o", "json"];
     for command in DESTRUCTIVE {
         let refused = gpuaas(&[*command, &url[..]].concat()).await;
@@ -57,7 +57,7 @@ async fn every_command_with_a_destructive_name_is_among_them() {
         let name = entry.expect("an entry").file_name().into_string().expect("text");
         let command = name.trim_start_matches("gpuaas-").trim_end_matches(".1").to_owned();
         let destroys = WORDS.iter().any(|word| command.ends_with(&format!("-{word}")));
-        // `sku retire` is undone by `sku change --offer-again`.
+        // `sku change --offer-again` undoes `sku retire`.
         if destroys && command != "sku-retire" {
             assert!(
                 known.iter().any(|known| known.starts_with(&command)),

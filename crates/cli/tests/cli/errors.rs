@@ -1,4 +1,4 @@
-//! What goes wrong is told in one line, with what to do next and the right exit code.
+//! Errors are reported in one line, with what to do next and the right exit code.
 
 use crate::program::{gpuaas, gpuaas_with};
 use crate::server::{TOKEN, nodes, problem, serve, tasks};

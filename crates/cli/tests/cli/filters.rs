@@ -53,7 +53,7 @@ async fn since_leaves_out_what_is_older() {
     let hours_ago = |hours: u64| Timestamp::now().minus(std::time::Duration::from_secs(hours * 3600));
     let old_and_new = move || async move {
         let at = |hours, byte| Task { id: TaskId::from_bytes([byte; 16]), created_at: hours_ago(hours), ..task("succeeded") };
-        // The newest first, and a next page that nobody needs.
+        // Newest first, with a next page that must not be requested.
         Json(Page { items: vec![at(1, 3), at(2, 2), at(50, 1)], next: Some("more".to_owned()) })
     };
     let two = move || async move {
@@ -65,7 +65,7 @@ async fn since_leaves_out_what_is_older() {
         let ran = run(&url, &[arguments, &["-q"]].concat()).await;
         assert_eq!((ran.code, ran.stdout.lines().count()), (0, count), "{arguments:?}: {ran:?}");
     }
-    // Rows are left out before they are counted.
+    // Rows are filtered before they are counted.
     let ran = run(&url, &["node", "ls", "--since", "3d", "--limit", "1", "--jq", ".[].name"]).await;
     assert_eq!((ran.code, ran.stdout.as_str()), (0, "new\n"), "{ran:?}");
     let ran = run(&url, &["node", "ls", "--since", &hours_ago(1000).rfc3339(), "--jq", "length"]).await;

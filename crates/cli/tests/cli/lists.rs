@@ -1,4 +1,4 @@
-//! Lists and names.
+//! Lists, and how resources are named.
 
 use axum::extract::Path;
 use axum::routing::get;

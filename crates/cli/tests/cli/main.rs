@@ -1,4 +1,4 @@
-//! The program itself, as a process, against a real HTTP server.
+//! Runs the program as a process against a real HTTP server.
 
 mod allocations;
 mod audit;

@@ -1,8 +1,8 @@
-//! Runs the program and looks at what it left behind.
+//! Runs the program and captures its output.
 
 use std::process::Stdio;
 
-/// What a run left behind.
+/// The result of a run.
 #[derive(Debug)]
 pub(crate) struct Ran {
     pub(crate) code: i32,
@@ -11,13 +11,13 @@ pub(crate) struct Ran {
 }
 
 impl Ran {
-    /// The whole of stdout as one JSON document.
+    /// Parses the whole of stdout as one JSON document.
     pub(crate) fn json(&self) -> serde_json::Value {
         serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{error} in {self:?}"))
     }
 }
 
-/// Runs `gpuaas` with these arguments and no configuration but them.
+/// Runs `gpuaas` with these arguments and no other configuration.
 pub(crate) async fn gpuaas(arguments: &[&str]) -> Ran {
     gpuaas_with(arguments, &[]).await
 }

@@ -1,4 +1,4 @@
-//! Requests as they are, and versions.
+//! Raw API requests, and versions.
 
 use axum::extract::RawQuery;
 use axum::routing::get;

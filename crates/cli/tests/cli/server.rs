@@ -1,4 +1,4 @@
-//! A small server that holds a few documents. It speaks the real routes with the real documents.
+//! A small server with a few fixed documents, served on the real routes in the real format.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -19,7 +19,7 @@ use gpuaas_contract::time::Timestamp;
 
 pub(crate) const TOKEN: &str = "gpt_test";
 
-/// Starts a server with these routes behind the token.
+/// Starts a server with these routes, which require the token. Returns its URL.
 pub(crate) async fn serve(router: Router) -> String {
     let guard =
         axum::middleware::from_fn(async |headers: HeaderMap, request: axum::extract::Request, next: axum::middleware::Next| {
@@ -66,7 +66,7 @@ pub(crate) fn node(byte: u8, name: &str) -> Node {
     }
 }
 
-/// A value with this name, known or not.
+/// Returns a value with this name, whether or not this version knows it.
 pub(crate) fn open<T: gpuaas_contract::names::Named>(name: &str) -> gpuaas_contract::names::Open<T> {
     serde_json::from_value(name.into()).expect("any name")
 }
@@ -102,7 +102,7 @@ pub(crate) fn task(state: &str) -> Task {
     }
 }
 
-/// Nodes `rack-1`, `rack-2` and two called `twin`, one per page.
+/// Nodes `rack-1`, `rack-2` and two named `twin`, one per page.
 pub(crate) fn nodes() -> Router {
     let all = [node(1, "rack-1"), node(2, "rack-2"), node(0x31, "twin"), node(0x32, "twin")];
     let by_id = all.clone();
@@ -126,7 +126,7 @@ pub(crate) fn nodes() -> Router {
         )
 }
 
-/// Takes one task that goes on to end in this state; its params and headers come back in its message.
+/// Accepts one task, which ends in this state. The task's message echoes its parameters and headers.
 pub(crate) fn tasks(end: &'static str) -> Router {
     let polls = Arc::new(AtomicUsize::new(0));
     let logs = move |Query(query): Query<TaskLogsQuery>| {

@@ -1,4 +1,4 @@
-//! `gpuaas login` and what comes after it, against a real control plane, with a scripted browser.
+//! `gpuaas login` and the commands after it, against a real control plane and with a scripted browser.
 
 use std::process::Stdio;
 
@@ -14,7 +14,7 @@ use crate::program::gpuaas_with;
 pub(crate) const EMAIL: &str = "ada@example.org";
 const PASSWORD: &str = "seven green lanterns";
 
-/// A server with one user, and a home for the program.
+/// A server with one user, and a home folder for the program.
 pub(crate) struct Place {
     server: Option<Server>,
     folder: tempfile::TempDir,
@@ -22,7 +22,7 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// A server for REST with one user.
+    /// Starts a server for REST, with one user.
     async fn new() -> Self {
         let place = Self::empty("api").await;
         let mut options = ClientOptions::new(&place.url);
@@ -32,7 +32,7 @@ impl Place {
         place
     }
 
-    /// A server with these roles and nothing else.
+    /// Starts a server with these roles, and without users.
     pub(crate) async fn empty(roles: &str) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let data_dir = folder.path().join("server");
@@ -66,7 +66,7 @@ impl Place {
         self.server.as_ref().expect("running")
     }
 
-    /// Where everything is; the server's own files are in `server`.
+    /// Returns the folder of all files. The server's own are in `server`.
     pub(crate) fn folder(&self) -> &std::path::Path {
         self.folder.path()
     }
@@ -96,13 +96,13 @@ pub(crate) fn encoded(text: &str) -> String {
     text.bytes().map(|b| if b.is_ascii_alphanumeric() { char::from(b).to_string() } else { format!("%{b:02X}") }).collect()
 }
 
-/// Opens the address, types address and password, and follows the answer, as a browser would.
+/// Opens the URL, enters e-mail address and password, and follows the redirect, as a browser would.
 async fn signs_in(url: &str, server: &str) {
     let location = submit(url, server, EMAIL, PASSWORD).await;
     assert!(http().get(location).send().await.expect("the program answers").status().is_success());
 }
 
-/// Opens the address and types address and password. Returns where the browser is sent then.
+/// Opens the URL and enters e-mail address and password. Returns where the browser is redirected to.
 pub(crate) async fn submit(url: &str, server: &str, email: &str, password: &str) -> String {
     let http = http();
     let page = http.get(url).send().await.expect("a page");
@@ -157,7 +157,7 @@ async fn a_sign_in_is_kept_renewed_once_and_ended() {
     let profiles = gpuaas_with(&["profile", "ls", "-o", "json"], &env).await.json();
     assert_eq!((profiles[0]["name"].as_str(), profiles[0]["signed_in"].as_bool()), (Some("default"), Some(true)));
 
-    // Two commands at once find the token ended: one of them renews it, and both go on.
+    // Two concurrent commands find the token expired: one of them renews it, and both succeed.
     let mut kept = place.read_kept();
     kept["ends_at"] = serde_json::json!(0);
     std::fs::write(place.kept(), kept.to_string()).expect("written");
@@ -165,7 +165,7 @@ async fn a_sign_in_is_kept_renewed_once_and_ended() {
     assert_eq!((both.0.code, both.1.code), (0, 0), "{both:?}");
     assert_ne!(place.read_kept()["refresh_token"], kept["refresh_token"]);
 
-    // The used refresh token is no good any more, and the program says what to do.
+    // The used refresh token is no longer valid, and the program says what to do.
     let renewed = place.read_kept();
     std::fs::write(place.kept(), kept.to_string()).expect("written");
     let refused = gpuaas_with(&["whoami"], &env).await;

@@ -1,4 +1,4 @@
-//! Slices, from the command to what a person reads.
+//! Slices, from the command line to what a person reads.
 
 use axum::extract::{Path, Query};
 use axum::http::StatusCode;
@@ -72,7 +72,7 @@ fn order(task: Task, state: &str) -> (StatusCode, Json<SliceOrder>) {
     (StatusCode::CREATED, Json(SliceOrder { allocation_id: allocation(), task, slots }))
 }
 
-/// A slice whose tasks end in this state and leave it in that one.
+/// A slice whose tasks end in the state `end`, after which the slice is in the state `then`.
 fn slices(end: &'static str, then: &'static str) -> Router {
     let output = json!({ "private_ip": "10.77.0.2", "default_user": "ubuntu", "vm_name": "trainer" });
     let ended = Task { output: (end == "succeeded").then_some(output), ..task(end) };

@@ -1,8 +1,8 @@
-//! `task verify` offline: good and bad evidence files.
+//! `task verify` offline, with valid and invalid evidence files.
 
 use crate::program::gpuaas;
 
-/// Nothing listens here: whoever tries the network fails.
+/// Nothing listens here, so any use of the network fails.
 const NOWHERE: &str = "http://127.0.0.1:1";
 
 fn evidence() -> gpuaas_api::dto::TaskEvidence {

@@ -1,4 +1,4 @@
-//! Lists that are watched.
+//! Lists with `--watch`.
 
 use std::process::Stdio;
 use std::sync::Arc;
@@ -14,10 +14,10 @@ use tokio::sync::Notify;
 
 use crate::server::{TOKEN, node, open, serve};
 
-/// Longest time for something that happens at once.
+/// Time limit for something that should happen immediately.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A node that goes offline, and another one that goes, each as soon as somebody says so, and the events about it.
+/// Two nodes, of which one starts draining at step 1 and the other is gone at step 2, and an event for each change.
 fn changing(step: Arc<AtomicUsize>, changed: Arc<Notify>) -> Router {
     let list = move || {
         let step = step.load(Ordering::SeqCst);
@@ -80,7 +80,7 @@ async fn a_watched_list_prints_what_changes_and_ends_well_with_an_interrupt() {
         }
         assert!(next().await.contains("rack-1"));
         assert!(next().await.contains("rack-2"));
-        // An event leads to another look, and only what is different is printed.
+        // An event triggers another fetch, and only the changed row is printed.
         step.store(1, Ordering::SeqCst);
         changed.notify_one();
         let line = next().await;

@@ -29,7 +29,7 @@ fn delivery(event: u8, state: &str, last: &str) -> Delivery {
     }
 }
 
-/// A webhook whose test ends like this, at the second look.
+/// Tests a webhook whose delivery ends like this, which the second poll shows.
 async fn test_of(state: &'static str, last: &'static str) -> Ran {
     let looks = Arc::new(AtomicUsize::new(0));
     let deliveries = move || {

@@ -1,5 +1,5 @@
-//! The server is killed at every step of an allocation's run, before and after the step is written: it always finishes after a restart,
-//! with one guest, and nothing is left behind.
+//! The server is killed at every step of an allocation's run, before and after the step is written. After a restart the run
+//! always finishes, with exactly one guest, and nothing is left behind.
 
 use std::collections::BTreeMap;
 
@@ -84,13 +84,13 @@ impl<'a> Tenant<'a> {
         Self { cluster, runtime, project }
     }
 
-    /// Asks the server; one that is dead has no answer.
+    /// Sends a request. Returns `None` if the server is dead.
     fn ask<T>(&self, question: impl AsyncFn(&Client) -> Result<T, gpuaas_api::ClientError>) -> Option<T> {
         let client = client(self.cluster);
         self.runtime.block_on(async { question(&client).await.ok() })
     }
 
-    /// Asks until there is an answer.
+    /// Sends a request until the server answers.
     fn insist<T>(&self, question: impl AsyncFn(&Client) -> Result<T, gpuaas_api::ClientError>) -> T {
         eventually(PATIENCE, "the server answers", || self.ask(&question))
     }
@@ -129,7 +129,7 @@ fn client(cluster: &Cluster) -> Client {
     Client::new(options).unwrap()
 }
 
-/// Frozen at the step: killed, and started again.
+/// Waits until the server is frozen at the step, then kills and restarts it.
 fn restarted_at(cluster: &mut Cluster, step: &str) {
     cluster.failpoints.wait_hit(step);
     cluster.kill_server();
@@ -149,7 +149,7 @@ fn killed_at_every_step(store: Store, beside: &[Beside]) {
         cluster.failpoints.arm(step);
         let key = format!("crash-{step}");
         let phase = step.split('.').nth(1).unwrap();
-        // The caller may or may not hear the answer: it asks again with the same key, as a caller should.
+        // The caller may not get the response, so it repeats the request with the same idempotency key, as a client should.
         with(&cluster, &project, |tenant| drop(tenant.wants(&key)));
         if matches!(phase, "place" | "await_provision") {
             restarted_at(&mut cluster, step);
@@ -182,7 +182,7 @@ fn with<T>(cluster: &Cluster, project: &str, work: impl FnOnce(&Tenant<'_>) -> T
     work(&Tenant { cluster, runtime, project: project.to_owned() })
 }
 
-/// No slot is held, no task is open, nothing counts against the quota.
+/// Checks that no slot is held, no task is open, and nothing counts against the quota.
 fn nothing_is_left(tenant: &Tenant<'_>, step: &str) {
     let slots = tenant.insist(async |client| client.slots(&SlotListQuery::default()).await).items;
     assert!(slots.iter().all(|slot| slot.state.as_str() == "available"), "{step}: {slots:?}");
@@ -204,7 +204,7 @@ fn the_server_is_killed_at_every_step_of_a_run_on_postgres() {
     killed_at_every_step(Store::Postgres, &[]);
 }
 
-/// The worker dies with the server: Temporal has to notice that nobody answers, and to have every step taken again.
+/// The Temporal worker dies with the server: Temporal must notice that, and run every interrupted step again.
 #[test]
 #[cfg(feature = "temporal")]
 fn the_worker_is_killed_at_every_step_of_a_run_on_temporal() {

@@ -1,4 +1,5 @@
-//! From a tenant's request to a guest they can sign in to, and back to nothing: on slots, and on a whole machine.
+//! From a tenant's request to a guest that the tenant can sign in to, and back to free capacity: on slots, and on a whole
+//! machine.
 
 use crate::cluster::{AgentHost, Beside, Carrier, Cluster, Ran, Store, write_private};
 use gpuaas_contract::task::TaskType;
@@ -9,7 +10,7 @@ use serde_json::Value;
 const KEY: &str = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJwBQ0Rk5yyC9bmCK1Kf9gvvNQWYF3rPzqeQFZ0sWsWq";
 const DIGEST: &str = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
 
-/// A simulated host that lets tenants in, online.
+/// Starts a simulated host that allows guests, and waits until it is online.
 pub(crate) fn host(cluster: &Cluster, name: &str) -> (AgentHost, String) {
     let mut host = AgentHost::new(cluster, name, Carrier::Stream, Some("h100"), None);
     write_private(
@@ -29,7 +30,7 @@ pub(crate) fn host(cluster: &Cluster, name: &str) -> (AgentHost, String) {
     (host, node)
 }
 
-/// The host's owner has the last word, and the control plane knows it before it places anything.
+/// The host's owner has the last word, and the control plane takes that into account before it places anything.
 #[test]
 fn a_host_whose_owner_denies_guests_has_no_capacity_until_the_policy_changes() {
     let Some(cluster) = Cluster::start_beside(Store::Sqlite, &[]) else { return };
@@ -47,7 +48,7 @@ fn a_host_whose_owner_denies_guests_has_no_capacity_until_the_policy_changes() {
     until_available(4);
     let path = host.folder.join("policy.toml");
     let policy = std::fs::read_to_string(&path).unwrap();
-    // The agent runs on, and notices by itself.
+    // The agent keeps running, and notices the change by itself.
     write_private(&path, &policy.replace("\"slice.vm_provision\", ", ""));
     until_available(0);
     let check = || {
@@ -59,7 +60,7 @@ fn a_host_whose_owner_denies_guests_has_no_capacity_until_the_policy_changes() {
         );
         assert_eq!(cluster.json(&["node", "topology", "show", &node])["host_policy_denies"], denied);
         let create = ["alloc", "create", "trainer", "--sku", "h100-2x", "--image", "ubuntu", "--ssh-key", &key, "-o", "json"];
-        // What does not fit is an answer, and an exit code of its own.
+        // A dry run of something that does not fit is a valid answer, with an exit code of its own.
         let plan = cluster.cli(&[&create[..], &["--dry-run"]].concat());
         let document: serde_json::Value = serde_json::from_str(&plan.stdout).unwrap();
         assert_eq!((plan.code, &document["fits"]), (4, &serde_json::json!(false)), "{plan:?}");
@@ -67,7 +68,7 @@ fn a_host_whose_owner_denies_guests_has_no_capacity_until_the_policy_changes() {
         assert!(refused.stderr.contains("no_capacity") || refused.stdout.contains("no_capacity"), "{refused:?}");
     };
     check();
-    // Nor does a restart bring it back.
+    // A restart does not bring the capacity back either.
     host.stop();
     host.start();
     cluster.wait_online(&node, true);
@@ -77,7 +78,7 @@ fn a_host_whose_owner_denies_guests_has_no_capacity_until_the_policy_changes() {
     host.stop();
 }
 
-/// A tenant with a key of their own.
+/// Creates a tenant with an API key.
 pub(crate) fn tenant(cluster: &Cluster) -> String {
     cluster.json(&["org", "create", "acme"]);
     cluster.json(&["project", "create", "acme/training"]);
@@ -88,7 +89,7 @@ pub(crate) fn tenant(cluster: &Cluster) -> String {
     key
 }
 
-/// The slots of the node, what is sold on them and what runs there.
+/// Creates the slots of the node, a product for them and an image.
 pub(crate) fn catalog_of_slots(cluster: &Cluster, node: &str) {
     cluster.json(&["node", "topology", "discover", node]);
     assert_eq!(cluster.json(&["node", "topology", "approve", node]).as_array().unwrap().len(), 8);
@@ -106,7 +107,7 @@ fn a_guest_is_leased_stopped_started_read_and_released() {
     whole_life_of_a_guest(Store::Sqlite, &[]);
 }
 
-/// The backends of a site, all of them real.
+/// With all the backends of a production site, all of them real.
 #[test]
 fn the_same_on_postgres_with_nats_and_redis() {
     whole_life_of_a_guest(Store::Postgres, &[Beside::Nats, Beside::Redis]);

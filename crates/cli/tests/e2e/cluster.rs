@@ -6,24 +6,24 @@ use gpuaas_contract::task::TaskType;
 use gpuaas_testkit::{Failpoints, Launch, NetNs, PATIENCE, PgDatabase, Program, TempDir, eventually, free_port, pg_database};
 use serde_json::Value;
 
-/// Which database the server uses.
+/// The database of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Store {
     Sqlite,
     Postgres,
 }
 
-/// Which version of a program runs.
+/// The version of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Version {
-    /// That of this repository.
+    /// The version in this repository.
     This,
-    /// The one before it, as `cargo xtask prove versions` built it.
+    /// The previous version, as built by `cargo xtask prove versions`.
     Previous,
 }
 
 impl Version {
-    /// Starts a program of this version.
+    /// Prepares the start of a program of this version.
     fn launch(self, program: &str) -> Launch {
         match self {
             Self::This => Launch::new(program),
@@ -32,7 +32,7 @@ impl Version {
     }
 }
 
-/// The folder with the programs of the version before this one, if there is one.
+/// Returns the folder with the programs of the previous version, if they were built.
 pub(crate) fn previous_programs() -> Option<PathBuf> {
     std::env::var_os("GPUAAS_TEST_PREVIOUS").filter(|folder| !folder.is_empty()).map(PathBuf::from)
 }
@@ -46,7 +46,7 @@ pub(crate) enum Beside {
 }
 
 impl Beside {
-    /// What our server is told about it: a part of it that no other test uses.
+    /// Returns the environment variables that make our server use it, with a stream or queue that no other test uses.
     fn environment(self) -> Option<Vec<(&'static str, String)>> {
         let (url, told, own) = match self {
             Self::Nats => ("GPUAAS_TEST_NATS_URL", "GPUAAS_NATS_URL", "GPUAAS_NATS_STREAM"),
@@ -66,32 +66,31 @@ impl Beside {
         }
         if self == Self::Temporal {
             told.push(("GPUAAS_WORKFLOW", "temporal".to_owned()));
-            // A server that was killed has not answered; Temporal shall not wait for it for long.
+            // A server that was killed does not answer, and Temporal should not wait long for it.
             told.push(("GPUAAS_TEMPORAL_STEP_TIMEOUT", "2".to_owned()));
         }
         Some(told)
     }
 }
 
-/// A server and its folder.
 pub(crate) struct Cluster {
     pub(crate) dir: TempDir,
     pub(crate) failpoints: Failpoints,
     pub(crate) link: String,
     store_url: Option<String>,
-    /// What the server is told beside it.
+    /// Additional environment variables of the server.
     environment: Vec<(&'static str, String)>,
     version: Version,
-    // After the server, so that the database is dropped after it.
+    // The database is declared after the server, so that it is dropped after it.
     server: Program,
     _pg: Option<PgDatabase>,
     api_port: u16,
     link_listen: String,
-    /// Descriptors that the server may have, if not as many as this test.
+    /// Limit of the server's file descriptors. `None` for that of this test.
     open_files: Option<u32>,
 }
 
-/// What a run of the CLI gave.
+/// The result of a run of the CLI.
 #[derive(Debug)]
 pub(crate) struct Ran {
     pub(crate) code: i32,
@@ -105,35 +104,35 @@ impl Ran {
         self.any_json()
     }
 
-    /// The document on stdout, whatever the exit code says.
+    /// Parses stdout as one JSON document, whatever the exit code.
     pub(crate) fn any_json(&self) -> Value {
         serde_json::from_str(&self.stdout).unwrap_or_else(|e| panic!("stdout is not one JSON document ({e}): {self:?}"))
     }
 }
 
 impl Cluster {
-    /// `None` (with a loud line) where the store is not to be had.
+    /// Starts a cluster. Returns `None`, and reports the skip, if the store is not available.
     pub(crate) fn start(store: Store) -> Option<Self> {
         Self::start_on(store, "127.0.0.1")
     }
 
-    /// Agents reach it at this address.
+    /// Starts a cluster that agents reach at this address.
     pub(crate) fn start_on(store: Store, address: &str) -> Option<Self> {
         Self::start_in(Version::This, store, address, Vec::new())
     }
 
-    /// With other servers beside it. `None` (with a loud line) where one of them is missing.
+    /// Starts a cluster that uses other servers. Returns `None`, and reports the skip, if one of them is missing.
     pub(crate) fn start_beside(store: Store, beside: &[Beside]) -> Option<Self> {
         let environment: Option<Vec<_>> = beside.iter().map(|beside| beside.environment()).collect();
         Self::start_in(Version::This, store, "127.0.0.1", environment?.concat())
     }
 
-    /// With a server of this version.
+    /// Starts a cluster with a server of this version.
     pub(crate) fn start_version(store: Store, version: Version) -> Option<Self> {
         Self::start_in(version, store, "127.0.0.1", Vec::new())
     }
 
-    /// With SQLite and these variables in the server's environment.
+    /// Starts a cluster on SQLite, with these environment variables for the server.
     pub(crate) fn start_told(environment: Vec<(&'static str, String)>) -> Self {
         Self::start_of(Version::This, None, None, "127.0.0.1", environment, None)
     }
@@ -147,12 +146,12 @@ impl Cluster {
         Some(Self::start_of(version, store_url, pg, address, environment, None))
     }
 
-    /// With the database at this URL, which is somebody else's to keep.
+    /// Starts a cluster on the database at this URL, which the caller manages.
     pub(crate) fn start_with(store_url: &str) -> Self {
         Self::start_of(Version::This, Some(store_url.to_owned()), None, "127.0.0.1", Vec::new(), None)
     }
 
-    /// On SQLite, with a server that may have this many descriptors.
+    /// Starts a cluster on SQLite, with this limit of the server's file descriptors.
     pub(crate) fn start_with_open_files(open_files: u32) -> Self {
         Self::start_of(Version::This, None, None, "127.0.0.1", Vec::new(), Some(open_files))
     }
@@ -212,7 +211,7 @@ impl Cluster {
         self.server.wait_for_line("link ready", PATIENCE);
     }
 
-    /// Another server process on the same database and keys, with these roles, and its own address for REST.
+    /// Starts another server process on the same database and keys, with these roles and a REST address of its own.
     pub(crate) fn another_server(&self, roles: &str) -> (Program, String) {
         let api_port = free_port();
         let link_listen = format!("127.0.0.1:{}", free_port());
@@ -222,12 +221,12 @@ impl Cluster {
         (program, format!("http://127.0.0.1:{api_port}"))
     }
 
-    /// A cluster of this version on the same database and keys, with its own addresses: one more server.
+    /// Starts one more server of this version, on the same database and keys, as a cluster with addresses of its own.
     pub(crate) fn beside(&self, version: Version) -> Self {
         let (api_port, link_port) = (free_port(), free_port());
         let link_listen = format!("127.0.0.1:{link_port}");
         let (store_url, environment) = (self.store_url.clone(), self.environment.clone());
-        // A folder of its own for logs and hosts, with the keys of the first.
+        // A folder of its own for logs and hosts, with the keys of the first cluster.
         let dir = TempDir::new();
         std::os::unix::fs::symlink(self.dir.join("server"), dir.join("server")).unwrap();
         let failpoints = Failpoints::new(dir.join("server-failpoints"));
@@ -251,7 +250,7 @@ impl Cluster {
         cluster
     }
 
-    /// Replaces the server by one of this version, on the same folder and ports.
+    /// Replaces the server with one of this version, with the same folder and ports.
     pub(crate) fn change_version(&mut self, version: Version) {
         self.stop_server();
         self.version = version;
@@ -267,14 +266,14 @@ impl Cluster {
         assert!(self.server.wait(PATIENCE).success(), "the server does not end in good order");
     }
 
-    /// Starts the server again on the same folder and ports.
+    /// Restarts the server with the same folder and ports.
     pub(crate) fn start_server(&mut self) {
         let launch = self.relaunch(self.api_port, &self.link_listen);
         self.server = limited(launch, self.open_files).start(self.dir.path());
         self.wait_ready();
     }
 
-    /// The server's process.
+    /// Returns the id of the server's process.
     pub(crate) fn server_id(&self) -> u32 {
         self.server.id()
     }
@@ -291,9 +290,9 @@ impl Cluster {
         self.dir.join("server/admin-token")
     }
 
-    /// Starts the CLI with this cluster's address and token.
+    /// Prepares a run of the CLI with this cluster's URL and token.
     pub(crate) fn cli_launch(&self, arguments: &[&str]) -> Launch {
-        // A command line that is newer than its server may send what the server does not know.
+        // Of the server's version: a CLI that is newer than its server may send what the server does not know.
         self.version
             .launch("gpuaas")
             .args(arguments)
@@ -307,7 +306,7 @@ impl Cluster {
         Ran { code: status.code().unwrap_or(-1), stdout, stderr }
     }
 
-    /// Runs the CLI and reads its document; the command must succeed.
+    /// Runs the CLI, which must succeed, and parses its output.
     pub(crate) fn json(&self, arguments: &[&str]) -> Value {
         let mut all = arguments.to_vec();
         all.extend(["-o", "json"]);
@@ -334,7 +333,7 @@ impl Cluster {
         })
     }
 
-    /// Waits until the node is online (or not).
+    /// Waits until the node is online, or offline.
     pub(crate) fn wait_online(&self, node: &str, online: bool) -> Value {
         eventually(PATIENCE, &format!("{node} online is {online}"), || {
             let ran = self.cli(&["node", "show", node, "-o", "json"]);
@@ -343,14 +342,14 @@ impl Cluster {
         })
     }
 
-    /// Asks for a ping without waiting for it.
+    /// Creates a ping task without waiting for it.
     pub(crate) fn ping(&self, node: &str, more: &[&str]) -> String {
         let mut arguments = vec!["task", "run", node, "diag.ping", "--param", "message=hello"];
         arguments.extend(more);
         self.json(&arguments)["id"].as_str().unwrap().to_owned()
     }
 
-    /// The audit chain holds from the first row to the last.
+    /// Checks that the audit chain is intact from the first row to the last.
     pub(crate) fn verify_audit(&self) {
         let ran = self.cli(&["audit", "verify", "-o", "json"]);
         assert_eq!(ran.code, 0, "{ran:?}");
@@ -364,7 +363,6 @@ fn limited(launch: Launch, open_files: Option<u32>) -> Launch {
     }
 }
 
-/// A host with an agent.
 pub(crate) struct AgentHost {
     pub(crate) folder: PathBuf,
     pub(crate) failpoints: Failpoints,
@@ -373,7 +371,7 @@ pub(crate) struct AgentHost {
     launch: Launch,
 }
 
-/// How the agent connects.
+/// The transport of the agent's link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Carrier {
     Stream,
@@ -392,14 +390,14 @@ impl Carrier {
 }
 
 impl AgentHost {
-    /// A simulated host, enrolled with a join token and not running yet.
+    /// Creates a simulated host that is enrolled with a join token, but not running yet.
     pub(crate) fn enrolled(cluster: &Cluster, name: &str, carrier: Carrier) -> Self {
         let host = Self::new(cluster, name, carrier, Some("h100"), None);
         host.enroll(cluster);
         host
     }
 
-    /// The files of a host, nothing enrolled.
+    /// Creates the files of a host that is not enrolled.
     pub(crate) fn new(
         cluster: &Cluster,
         name: &str,
@@ -437,7 +435,7 @@ impl AgentHost {
         Self { folder, failpoints, namespace: namespace.map(|n| n.name().to_owned()), program: None, launch }
     }
 
-    /// Replaces the agent by one of this version; it must not run.
+    /// Replaces the agent with one of this version. It must not be running.
     pub(crate) fn change_version(&mut self, version: Version) {
         assert!(self.program.is_none(), "stop it first");
         self.launch = version
@@ -446,14 +444,14 @@ impl AgentHost {
             .failpoints(&self.failpoints);
     }
 
-    /// Adds lines to the configuration.
+    /// Appends lines to the agent's configuration.
     pub(crate) fn configure(&self, lines: &str) {
         let path = self.folder.join("config.toml");
         let text = std::fs::read_to_string(&path).unwrap();
         std::fs::write(path, format!("{text}{lines}\n")).unwrap();
     }
 
-    /// Enrolls it with a join token.
+    /// Enrolls the host with a join token.
     pub(crate) fn enroll(&self, cluster: &Cluster) {
         let ran = self.agent(&["enroll", "--server", &cluster.link, "--token", &cluster.join_token()]);
         assert_eq!(ran.code, 0, "{ran:?}");
@@ -474,8 +472,8 @@ impl AgentHost {
         self.program = Some(self.launch.clone().arg("run").start(&self.folder));
     }
 
-    /// Starts it with a fault in its system calls on a file of its state (see [`Launch::with_fault`]) and returns the log of what
-    /// was injected.
+    /// Starts the agent with a fault in its system calls on one of its state files (see [`Launch::with_fault`]). Returns the log
+    /// of the injected faults.
     pub(crate) fn start_with_fault(&mut self, rule: &str, on: &str) -> Option<PathBuf> {
         let log = self.folder.join("injected.log");
         let _ = std::fs::remove_file(&log);
@@ -484,12 +482,12 @@ impl AgentHost {
         Some(log)
     }
 
-    /// Whether it runs.
+    /// Returns whether the agent is running.
     pub(crate) fn is_running(&mut self) -> bool {
         self.program.as_mut().is_some_and(Program::is_running)
     }
 
-    /// Waits until it ends by itself, which must not look like a success, and returns what it said.
+    /// Waits until the agent ends by itself, which must not be with success. Returns what it printed.
     pub(crate) fn fails(&mut self) -> String {
         let mut program = self.program.take().expect("running");
         let status = program.wait(PATIENCE);
@@ -515,18 +513,18 @@ impl AgentHost {
         self.namespace.as_deref()
     }
 
-    /// The node's id, from the agent's own files.
+    /// Returns the node's id, from the agent's own files.
     pub(crate) fn node_id(&self) -> String {
         let text = std::fs::read_to_string(self.folder.join("state/identity/identity.json")).unwrap();
         serde_json::from_str::<Value>(&text).unwrap()["node_id"].as_str().unwrap().to_owned()
     }
 
-    /// How often the task left its mark on the host, counted from outside.
+    /// Returns how often the task took effect on the host, counted independently of the agent.
     pub(crate) fn effects(&self, task: &str) -> usize {
         self.effect_lines().iter().filter(|line| line.contains(task)).count()
     }
 
-    /// Every mark on the host.
+    /// Returns every effect on the host, one line each.
     pub(crate) fn effect_lines(&self) -> Vec<String> {
         let mut lines = Vec::new();
         let mut folders = vec![self.folder.join("state")];
@@ -535,7 +533,7 @@ impl AgentHost {
                 if entry.path().is_dir() {
                     folders.push(entry.path());
                 } else if entry.file_name().to_string_lossy().starts_with("ping.log") {
-                    // A line without an end is a mark that was not made; the host takes it out.
+                    // A line without an end is an effect that did not happen. The host removes it.
                     let text = std::fs::read_to_string(entry.path()).unwrap();
                     lines.extend(text.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n')).map(str::to_owned));
                 }

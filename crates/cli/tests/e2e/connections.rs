@@ -1,4 +1,4 @@
-//! What goes wrong on the way to a server is told apart: each has its own code, exit code and advice.
+//! Every way in which a connection to a server can fail has its own code, exit code and advice.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
@@ -8,12 +8,12 @@ use serde_json::Value;
 
 use crate::cluster::{Cluster, Store};
 
-/// A server whose REST speaks TLS with this certificate.
+/// Starts a server whose REST listener uses TLS with this certificate.
 fn tls_server(dir: &TempDir, name: &str, not_before_days: i64) -> (Program, u16, String) {
     let day = |days: i64| {
         let now = gpuaas_contract::time::Timestamp::now().0 / 1_000_000;
         let time = now + days * 86_400;
-        // rcgen takes dates; the year, month and day of a moment in UTC.
+        // rcgen takes year, month and day, so they are cut from the time in UTC.
         let text = gpuaas_contract::time::Timestamp(time * 1_000_000).rfc3339();
         rcgen::date_time_ymd(text[0..4].parse().unwrap(), text[5..7].parse().unwrap(), text[8..10].parse().unwrap())
     };
@@ -38,7 +38,7 @@ fn tls_server(dir: &TempDir, name: &str, not_before_days: i64) -> (Program, u16,
     (server, port, dir.join("api.pem").display().to_string())
 }
 
-/// Runs the program, and returns its exit code and the error that it prints as JSON.
+/// Runs the program. Returns its exit code and the error that it prints as JSON.
 fn error(dir: &Path, arguments: &[&str]) -> (i32, Value) {
     error_of(dir, Launch::new("gpuaas").args(arguments))
 }
@@ -110,7 +110,7 @@ fn a_socket_that_cannot_be_used_says_why() {
     if !rustix::process::geteuid().is_root() {
         return gpuaas_testkit::skip("a socket of another user", "only root can become another user");
     }
-    // `nobody` may not enter the server's folder.
+    // The user `nobody` may not enter the server's folder.
     std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o755)).unwrap();
     let program = Launch::new("gpuaas").program().display().to_string();
     let as_nobody = Launch::at("/usr/bin/setpriv").args(["--reuid=65534", "--regid=65534", "--clear-groups", "--", &program]);

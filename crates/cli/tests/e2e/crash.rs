@@ -1,4 +1,4 @@
-//! SIGKILL at every step of a task's life: it always ends with one effect and one receipt.
+//! SIGKILL at every step of a task's life: the task always ends with one effect and one receipt.
 
 use crate::cluster::{AgentHost, Carrier, Cluster, Store};
 
@@ -7,18 +7,18 @@ const AGENT_STEPS: [&str; 6] =
 
 const SERVER_STEPS: [&str; 4] = ["server.enqueued", "server.claimed", "server.before_receipt_commit", "server.receipt_committed"];
 
-/// The task ended well, once, and the evidence holds.
+/// Checks that the task has succeeded, exactly once, and that the evidence is valid.
 fn converged(cluster: &Cluster, host: &AgentHost, node: &str, id: &str, step: &str) {
     let task = cluster.wait_state(id, "succeeded");
     assert_eq!(host.effects(id), 1, "{step}: effects of {id}");
     assert!(task["receipt_digest"].is_string(), "{step}");
     assert_eq!(cluster.cli(&["task", "verify", id]).code, 0, "{step}");
-    // One receipt: the audit log has exactly one row that believed one.
+    // One receipt: exactly one row of the audit log records that one was accepted.
     let audit = cluster.json(&["audit", "ls", "--target", id]);
     let rows = audit["items"].as_array().or(audit.as_array()).unwrap_or_else(|| panic!("no rows in {audit}"));
     let receipts = rows.iter().filter(|row| row["action"] == "task.receipt").count();
     assert_eq!(receipts, 1, "{step}: receipts of {id}");
-    // And the node works on.
+    // The node keeps working.
     let next = cluster.json(&["task", "run", node, "diag.ping", "--wait"]);
     assert_eq!(next["state"], "succeeded", "{step}");
 }
@@ -52,7 +52,7 @@ fn server_killed_at_every_step(store: Store, carrier: Carrier) {
     for step in SERVER_STEPS {
         cluster.wait_online(&node, true);
         cluster.failpoints.arm(step);
-        // The caller may or may not hear the answer: it asks again with the same key, as a caller should.
+        // The caller may not get the response, so it repeats the request with the same idempotency key, as a client should.
         let key = format!("crash-{step}");
         let ask = ["task", "run", &node, "diag.ping", "--idempotency-key", &key, "-o", "json"];
         let mut caller = cluster.cli_launch(&ask).start(cluster.dir.path());

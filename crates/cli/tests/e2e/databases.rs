@@ -1,4 +1,4 @@
-//! The database, or the server on top of it, is killed under load: nothing that was promised is lost, nothing is stuck.
+//! The database, or the server on top of it, is killed under load: no acknowledged write is lost, and nothing is stuck.
 
 use std::collections::{HashMap, HashSet};
 
@@ -8,7 +8,7 @@ use gpuaas_testkit::{PATIENCE, PrivatePostgres, eventually, proof_count};
 use crate::cluster::{AgentHost, Carrier, Cluster, Store};
 use crate::load::Load;
 
-/// Tasks the server must take between two kills.
+/// Number of tasks that the server must accept between two kills.
 const BETWEEN: usize = 60;
 
 fn hosts(cluster: &Cluster) -> [AgentHost; 2] {
@@ -21,7 +21,7 @@ fn hosts(cluster: &Cluster) -> [AgentHost; 2] {
     hosts
 }
 
-/// Marks on both hosts, per task.
+/// Returns the number of effects on both hosts, per task.
 fn effects(hosts: &[AgentHost]) -> HashMap<TaskId, usize> {
     let mut counts = HashMap::new();
     for line in hosts.iter().flat_map(AgentHost::effect_lines) {
@@ -31,7 +31,7 @@ fn effects(hosts: &[AgentHost]) -> HashMap<TaskId, usize> {
     counts
 }
 
-/// Ends the load and holds the records against the promises and against the hosts.
+/// Ends the load, and compares the store with what the server acknowledged and with the effects on the hosts.
 fn settle(cluster: &Cluster, hosts: &[AgentHost], mut load: Load, kills: usize) {
     let asked = load.stop();
     let tasks = load.settled();

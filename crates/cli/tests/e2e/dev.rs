@@ -1,4 +1,4 @@
-//! As a newcomer would: `gpuaas dev`, the printed commands, `kill -9`, again, nothing lost.
+//! The steps of a newcomer: `gpuaas dev`, the printed commands, `kill -9`, a restart, and nothing is lost.
 
 use std::path::Path;
 
@@ -25,7 +25,7 @@ impl Dev {
     }
 }
 
-/// The commands between the printed markers, with the program's path as it was printed.
+/// Returns the commands between the printed markers, with the path of the program as printed.
 fn printed_commands(stdout: &str) -> Vec<String> {
     let lines = stdout.lines().map(str::trim);
     lines

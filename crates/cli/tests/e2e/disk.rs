@@ -1,12 +1,12 @@
-//! The agent's disk is full or fails: refusals and failures, never a false success, and everything converges afterwards.
+//! The agent's disk is full or fails: tasks are refused or fail, never falsely succeed, and everything converges afterwards.
 
 use gpuaas_testkit::{PATIENCE, SmallDisk, eventually, proof_count};
 
 use crate::cluster::{AgentHost, Carrier, Cluster, Store};
 
-/// Room for the identity, a small journal and the logs.
+/// Disk size with room for the identity, a small journal and the logs.
 const ROOMY: u64 = 48 << 20;
-/// Room for the identity and nothing else.
+/// Disk size with room for the identity only.
 const TINY: u64 = 2 << 20;
 const SMALL_JOURNAL: &str = "journal_bytes = 8388608\nlog_buffer_bytes = 4194304";
 
@@ -17,7 +17,7 @@ fn cluster_with_host() -> (Cluster, AgentHost, String) {
     (cluster, host, node)
 }
 
-/// The task has ended, with one receipt; returns its state. A success has its mark, a refusal has none.
+/// Checks that the task has ended with one receipt, and returns its state. A success has its effect, a refusal has none.
 fn ended(cluster: &Cluster, host: &AgentHost, id: &str) -> String {
     let task = eventually(PATIENCE, &format!("{id} ends"), || {
         let task = cluster.task(id);
@@ -48,7 +48,7 @@ fn injected(log: &std::path::Path) -> usize {
 }
 
 /// The journal's system call fails at its n-th use, for every n: the agent ends with a clear message, and after a restart every
-/// task it was given succeeds exactly once.
+/// task that it was given succeeds exactly once.
 fn journal_fails_at_every_step(call: &str, error: &str, last: usize) {
     let (cluster, mut host, node) = cluster_with_host();
     host.start();
@@ -96,7 +96,7 @@ fn the_journal_cannot_be_made_or_read() {
     assert!(reported.contains("no room for the journal") && reported.contains("journal_bytes"), "{reported}");
     assert_eq!(injected(&log), 1);
     assert!(!host.folder.join("state/journal").exists() && !host.folder.join("state/journal.new").exists());
-    // A file system that cannot allocate: zeros take the space.
+    // A file system that does not support allocation: the space is reserved by writing zeros.
     let log = host.start_with_fault("fallocate:error=EOPNOTSUPP", "journal.new").unwrap();
     cluster.wait_online(&node, true);
     assert_eq!(injected(&log), 1);
@@ -147,7 +147,7 @@ fn a_full_disk() {
     let node = host.node_id();
     let waiting = cluster.ping(&node, &[]);
 
-    // No room for the journal: it says so and takes nothing on.
+    // There is no room for the journal: the agent says so and accepts nothing.
     host.start();
     let reported = host.fails();
     assert!(reported.contains("no room for the journal") && reported.contains("lower journal_bytes"), "{reported}");
@@ -157,10 +157,10 @@ fn a_full_disk() {
     host.start();
     assert_eq!(ended(&cluster, &host, &waiting), "succeeded");
 
-    // Full while it runs, and across a restart: the journal has its room, the mark has none.
+    // The disk is full while the agent runs, and across a restart: the journal has its reserved room, but the effect has none.
     let ballast = disk.fill();
     let without_room = |host: &AgentHost| {
-        // What is left of the last page may hold a few marks more.
+        // The rest of the last page may hold a few more effects.
         let message = format!("message={}", "m".repeat(250));
         eventually(PATIENCE, "a mark has no room", || {
             let task = cluster.json(&["task", "run", &node, "diag.ping", "--param", &message, "--param", "log_lines=50"]);
@@ -216,13 +216,13 @@ fn a_damaged_journal_changes_nothing_that_was_reported_and_leaves_no_task_open()
         assert!(host.log().contains("local state was repaired"), "{reported}");
         let task = eventually(PATIENCE, "the held task ends", || Some(cluster.task(&held)).filter(|t| t["ended_at"].is_string()));
         if cut {
-            // Nobody knows what became of it, and the control plane says so.
+            // Nobody knows how the task ended, and the control plane reports that.
             assert_eq!((&task["state"], &task["code"]), (&"lost".into(), &"journal_lost".into()), "{task}");
             assert_eq!(host.effects(&held), 0);
         } else {
             assert_eq!(ended(&cluster, &host, &held), "succeeded");
         }
-        // Made before the damage was found and unknown to the journal: it may have run for all the agent knows.
+        // Created before the damage was found, and unknown to the journal: as far as the agent can tell, it may have run.
         assert_eq!(ended(&cluster, &host, &waiting), "interrupted");
         assert_eq!((cluster.task(&waiting)["code"].as_str(), host.effects(&waiting)), (Some("journal_damaged"), 0));
         for (id, before) in done.iter().zip(&before) {

@@ -1,4 +1,4 @@
-//! A real agent that is linked to the double of the control plane.
+//! A real agent that is linked to a test double of the control plane.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -18,7 +18,7 @@ pub(crate) struct DoubledAgent {
 }
 
 impl DoubledAgent {
-    /// Enrolls an agent and starts it. `settings` are lines of its configuration.
+    /// Enrolls and starts an agent. `settings` are lines of its configuration.
     pub(crate) fn start(double: &LinkDouble, dir: &TempDir, transport: &str, settings: &str) -> Self {
         Self::start_with_policy(
             double,
@@ -29,7 +29,7 @@ impl DoubledAgent {
         )
     }
 
-    /// The same on whatever host `settings` say, with this policy of its owner.
+    /// The same on the kind of host that `settings` choose, with this host policy.
     pub(crate) fn start_with_policy(double: &LinkDouble, dir: &TempDir, transport: &str, settings: &str, policy: &str) -> Self {
         let folder = dir.join(transport);
         std::fs::create_dir(&folder).unwrap();
@@ -52,7 +52,7 @@ impl DoubledAgent {
         Self { folder, node, program, launch }
     }
 
-    /// Starts it again after it was killed; returns when it is linked.
+    /// Restarts the agent after it was killed. Returns once it is linked.
     pub(crate) fn restart(&mut self, double: &LinkDouble) {
         let before = double.sessions(self.node);
         self.program = self.launch.start(&self.folder);
@@ -67,7 +67,7 @@ impl DoubledAgent {
         self.restart(double);
     }
 
-    /// Marks on the host per task, counted from outside the agent.
+    /// Returns the number of effects on the host per task, counted independently of the agent.
     pub(crate) fn effects(&self) -> HashMap<TaskId, usize> {
         let mut counts = HashMap::new();
         for name in ["ping.log.1", "ping.log"] {
@@ -81,7 +81,7 @@ impl DoubledAgent {
     }
 }
 
-/// Numbers that are the same in every run.
+/// Pseudorandom numbers, the same in every run.
 pub(crate) struct Random(pub(crate) u64);
 
 impl Random {

@@ -1,4 +1,4 @@
-//! Bad input through the real programs: a clear error that names the thing to fix, and nothing lost.
+//! Bad input to the real programs: it causes a clear error that names what to fix, and nothing is lost.
 
 use std::os::unix::fs::PermissionsExt as _;
 
@@ -15,7 +15,7 @@ fn the_agent_refuses_bad_files_by_name_and_loses_nothing() {
     let done = cluster.json(&["task", "run", &node, "diag.ping", "--wait"])["id"].as_str().unwrap().to_owned();
     host.stop();
 
-    // A config with an unknown key.
+    // A configuration with an unknown key.
     let config = host.folder.join("config.toml");
     let good = std::fs::read_to_string(&config).unwrap();
     std::fs::write(&config, format!("{good}\nsheell = true\n")).unwrap();
@@ -23,16 +23,16 @@ fn the_agent_refuses_bad_files_by_name_and_loses_nothing() {
     assert!(ran.code != 0 && ran.stderr.contains("sheell"), "{ran:?}");
     std::fs::write(&config, &good).unwrap();
 
-    // A policy others can write.
+    // A policy that other users can write.
     let policy = host.folder.join("policy.toml");
     std::fs::set_permissions(&policy, std::fs::Permissions::from_mode(0o666)).unwrap();
     let ran = host.agent(&["run"]);
     assert!(ran.code != 0 && ran.stderr.contains("policy.toml") && ran.stderr.contains("chmod"), "{ran:?}");
-    // A policy with a name that does not exist.
+    // A policy with an unknown task type.
     write_private(&policy, "allowed_tasks = [\"shell.exec\"]\n");
     let ran = host.agent(&["run"]);
     assert!(ran.code != 0 && ran.stderr.contains("shell.exec"), "{ran:?}");
-    // A policy that allows only reading: the ping is refused by a signed receipt with its own code.
+    // A policy that allows only reading: the ping is refused with a signed receipt and a code of its own.
     write_private(&policy, "allowed_tasks = [\"diag.health_probe\"]\n");
     host.start();
     cluster.wait_online(&node, true);
@@ -43,7 +43,7 @@ fn the_agent_refuses_bad_files_by_name_and_loses_nothing() {
     assert_eq!(host.effects(refused["id"].as_str().unwrap()), 0);
     host.kill();
 
-    // A journal with a torn and rotten end: it starts, says so, and still knows what it did.
+    // A journal with a torn and corrupted end: the agent starts, reports it, and still knows what it has done.
     write_private(&policy, "allowed_tasks = [\"diag.ping\"]\n");
     let journal = host.folder.join("state/journal");
     let mut bytes = std::fs::read(&journal).unwrap();
@@ -61,7 +61,7 @@ fn the_agent_refuses_bad_files_by_name_and_loses_nothing() {
     );
     host.stop();
 
-    // A certificate for another node.
+    // A certificate of another node.
     let other = AgentHost::enrolled(&cluster, "gpu-2", Carrier::Stream);
     for file in ["tls.crt", "tls.key"] {
         let (from, to) = (find(&other.folder.join("state"), file), find(&host.folder.join("state"), file));

@@ -1,5 +1,5 @@
-//! A control plane that means harm: it has the real keys and speaks the real link, but delivers envelopes as often and in
-//! whatever order it likes. Only for agents under test.
+//! A malicious control plane: it has the real keys and uses the real link, but delivers envelopes as often and in any order that
+//! it likes. Only for agents under test.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -27,12 +27,12 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 
-/// Offers under way to one agent at a time.
+/// Number of offers that may be in flight to one agent.
 const WINDOW: usize = 64;
-/// Offers that are not answered for this long are not waited for.
+/// After this long without an answer, offers in flight are no longer waited for.
 const UNANSWERED: Duration = Duration::from_millis(200);
 
-/// The running double.
+/// A running test double.
 pub(crate) struct LinkDouble {
     pub(crate) address: SocketAddr,
     pub(crate) pin: String,
@@ -48,14 +48,14 @@ struct Shared {
     keys: KeyRing,
     nodes: Mutex<HashMap<NodeId, Node>>,
     changed: Notify,
-    /// Receipts are heard and never confirmed.
+    /// Receipts are recorded but never confirmed.
     deaf: AtomicBool,
 }
 
 #[derive(Default)]
 struct Node {
     pending: VecDeque<(TaskId, Vec<u8>)>,
-    /// Every receipt that came, per task, and how often.
+    /// Every receipt that arrived, per task, with the number of times that it did.
     receipts: HashMap<TaskId, HashMap<Vec<u8>, usize>>,
     rejections: Vec<String>,
     under_way: usize,
@@ -90,7 +90,7 @@ impl LinkDouble {
         Self { address, pin, shared, shutdown, _runtime: runtime, _dir: dir }
     }
 
-    /// A correctly signed ping for this node.
+    /// Returns a correctly signed ping for this node.
     pub(crate) fn sign_ping(&self, node_id: NodeId) -> (TaskId, Vec<u8>) {
         self.sign_ping_with(node_id, &serde_json::json!({ "message": "once" }))
     }
@@ -100,7 +100,7 @@ impl LinkDouble {
         self.sign(node_id, "diag.ping", params, None)
     }
 
-    /// Any task, correctly signed; with an allocation, for its first lease.
+    /// Signs any task correctly. With an allocation, the task is for its first lease.
     pub(crate) fn sign(
         &self,
         node_id: NodeId,
@@ -127,34 +127,34 @@ impl LinkDouble {
         (task_id, self.shared.keys.sign(&payload).0.envelope)
     }
 
-    /// Delivers these, in this order.
+    /// Delivers these envelopes in this order.
     pub(crate) fn deliver(&self, node: NodeId, offers: impl IntoIterator<Item = (TaskId, Vec<u8>)>) {
         self.shared.node(node, |node| node.pending.extend(offers));
         self.shared.changed.notify_waiters();
     }
 
-    /// How many deliveries went out, and how many wait.
+    /// Returns how many envelopes were sent, and how many are waiting.
     pub(crate) fn deliveries(&self, node: NodeId) -> (usize, usize) {
         self.shared.node(node, |node| (node.deliveries, node.pending.len()))
     }
 
-    /// How often the node has come so far.
+    /// Returns how often the node has connected so far.
     pub(crate) fn sessions(&self, node: NodeId) -> usize {
         self.shared.node(node, |node| node.sessions)
     }
 
-    /// The different receipts of each task.
+    /// Returns the number of distinct receipts per task.
     pub(crate) fn receipts(&self, node: NodeId) -> HashMap<TaskId, usize> {
         self.shared.node(node, |node| node.receipts.iter().map(|(id, receipts)| (*id, receipts.len())).collect())
     }
 
-    /// Every receipt that came, per task.
+    /// Returns every distinct receipt, per task.
     pub(crate) fn receipt_bytes(&self, node: NodeId) -> HashMap<TaskId, Vec<Vec<u8>>> {
         let bytes = |receipts: &HashMap<Vec<u8>, usize>| receipts.keys().cloned().collect();
         self.shared.node(node, |node| node.receipts.iter().map(|(id, receipts)| (*id, bytes(receipts))).collect())
     }
 
-    /// Forgets what came from the node and what is under way to it.
+    /// Forgets what the node has sent, and what is in flight to it.
     pub(crate) fn forget(&self, node: NodeId) {
         self.shared.node(node, |node| {
             node.receipts.clear();
@@ -163,7 +163,7 @@ impl LinkDouble {
         });
     }
 
-    /// From now on receipts are heard but never confirmed (or confirmed again).
+    /// Stops confirming receipts, or starts again. They are recorded in both cases.
     pub(crate) fn set_deaf(&self, deaf: bool) {
         self.shared.deaf.store(deaf, Ordering::SeqCst);
     }
@@ -217,7 +217,7 @@ impl Shared {
         work(self.nodes.lock().unwrap().entry(id).or_default())
     }
 
-    /// A new session: what was under way to the last one may be lost.
+    /// Opens a new link session. What was in flight on the previous one may be lost.
     fn open(&self, id: NodeId) -> Welcome {
         self.node(id, |node| {
             node.sessions += 1;
@@ -235,7 +235,7 @@ impl Shared {
         }
     }
 
-    /// The next offers for this life of the link; nothing for an earlier one, whose agent is dead.
+    /// Returns the next offers for this link session; none for an earlier one, whose agent is dead.
     async fn next(&self, id: NodeId, session: usize) -> Vec<ToNode> {
         loop {
             let changed = self.changed.notified();
@@ -253,7 +253,7 @@ impl Shared {
                     |(id, envelope): (TaskId, _)| to_node::Message::Offer(Offer { task_id: id.to_string(), envelope }).into();
                 return offers.into_iter().map(message).collect();
             }
-            // A duplicate of a task whose receipt was confirmed and forgotten is not answered; it must not block the others.
+            // A duplicate of a task whose receipt was confirmed and forgotten gets no answer, and must not block the others.
             if tokio::time::timeout(UNANSWERED, changed).await.is_err() {
                 self.node(id, |node| node.under_way = 0);
             }

@@ -1,4 +1,4 @@
-//! Clients that ask for pings as fast as they are done, and remember every answer.
+//! Clients that create ping tasks as fast as they complete, and record every response.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -13,14 +13,14 @@ use gpuaas_testkit::{PATIENCE, eventually};
 
 use crate::cluster::Cluster;
 
-/// Clients at the same time.
+/// Number of concurrent clients.
 const CLIENTS: usize = 6;
-/// Tasks a client leaves open before it waits for the oldest.
+/// Number of tasks that a client leaves open before it waits for the oldest.
 const WINDOW: usize = 12;
-/// Pause before the same request is sent again.
+/// Pause before a request is repeated.
 const RETRY: Duration = Duration::from_millis(25);
 
-/// Load on a cluster until it is ended.
+/// Load on a cluster, until it is stopped.
 pub(crate) struct Load {
     client: Client,
     shared: Arc<Shared>,
@@ -31,15 +31,15 @@ pub(crate) struct Load {
 #[derive(Default)]
 struct Shared {
     stop: AtomicBool,
-    /// Key of the request → the task that the server said it made.
+    /// The task that the server acknowledged, by the idempotency key of the request.
     acknowledged: Mutex<HashMap<String, TaskId>>,
-    /// Keys that were sent at all.
+    /// Number of idempotency keys that were sent.
     asked: AtomicUsize,
-    /// Requests that failed in a way that passes.
+    /// Number of requests that failed with a transient error.
     failures: AtomicUsize,
 }
 
-/// What was asked of the server and what it said.
+/// What was requested, and what the server acknowledged.
 pub(crate) struct Asked {
     pub(crate) acknowledged: HashMap<String, TaskId>,
     pub(crate) asked: usize,
@@ -47,7 +47,7 @@ pub(crate) struct Asked {
 }
 
 impl Load {
-    /// Starts asking for pings on these nodes.
+    /// Starts to create ping tasks on these nodes.
     pub(crate) fn start(cluster: &Cluster, nodes: &[String]) -> Self {
         let token = std::fs::read_to_string(cluster.admin_token_file()).unwrap();
         let options = ClientOptions { token: Some(token), timeout: Duration::from_secs(20), ..ClientOptions::new(cluster.url()) };
@@ -63,17 +63,17 @@ impl Load {
         Self { client, shared, clients, runtime }
     }
 
-    /// How many tasks the server has promised so far.
+    /// Returns how many tasks the server has acknowledged so far.
     pub(crate) fn acknowledged(&self) -> usize {
         self.shared.acknowledged.lock().unwrap().len()
     }
 
-    /// How many requests failed so far.
+    /// Returns how many requests have failed so far.
     pub(crate) fn failures(&self) -> usize {
         self.shared.failures.load(Ordering::SeqCst)
     }
 
-    /// Waits until the server has promised this many more tasks.
+    /// Waits until the server has acknowledged this many more tasks.
     pub(crate) fn wait_for_more(&self, count: usize) {
         let wanted = self.acknowledged() + count;
         eventually(PATIENCE, "the server goes on taking tasks", || {
@@ -82,12 +82,12 @@ impl Load {
         });
     }
 
-    /// Waits until a request has failed since there were `before` failures.
+    /// Waits until there are more than `before` failures.
     pub(crate) fn wait_for_failure(&self, before: usize) {
         eventually(PATIENCE, "a client notices the outage", || (self.failures() > before).then_some(()));
     }
 
-    /// Stops asking.
+    /// Stops the clients, and returns what they recorded.
     pub(crate) fn stop(&mut self) -> Asked {
         self.shared.stop.store(true, Ordering::SeqCst);
         for client in self.clients.drain(..) {
@@ -97,12 +97,12 @@ impl Load {
         Asked { acknowledged, asked: self.shared.asked.load(Ordering::SeqCst), failures: self.failures() }
     }
 
-    /// Waits until no task is open, then returns every task there is.
+    /// Waits until no task is open, then returns all tasks.
     pub(crate) fn settled(&self) -> HashMap<TaskId, Task> {
         let mut left = Vec::new();
         let open = TaskListQuery { state: Some(StateFilter::Open), ..TaskListQuery::default() };
         let started = std::time::Instant::now();
-        // Not `eventually`, so that the tasks that are stuck can be named.
+        // Not `eventually`, so that the failure can name the tasks that are stuck.
         while started.elapsed() < PATIENCE * 2 {
             left = self.runtime.block_on(self.client.tasks(&open)).map(|page| page.items).unwrap_or(left);
             if left.is_empty() {
@@ -126,7 +126,7 @@ impl Load {
         }
     }
 
-    /// How often the server wrote that it believed a receipt of each task, in the audit log.
+    /// Returns how often the audit log records that a receipt was accepted, per task.
     pub(crate) fn receipts_believed(&self) -> HashMap<TaskId, usize> {
         let mut counts = HashMap::new();
         let mut query = gpuaas_api::dto::AuditQuery { limit: Some(gpuaas_api::dto::MAX_PAGE), ..Default::default() };
@@ -149,7 +149,8 @@ impl Drop for Load {
     }
 }
 
-/// One client: every request has a key; two of three are sent again until they are answered, the third is given up.
+/// One client. Every request has an idempotency key. Two of three requests are repeated until they are answered; the third is
+/// given up.
 async fn ask(client: Client, shared: Arc<Shared>, node: String, number: usize) {
     let mut open = VecDeque::new();
     for request in 0.. {
@@ -195,7 +196,7 @@ async fn ask(client: Client, shared: Arc<Shared>, node: String, number: usize) {
     }
 }
 
-/// An outage may show as an error that says so, and as nothing else: not as a missing task, not as a conflict.
+/// Checks that an outage shows only as a transient error, never as a missing task or a conflict.
 fn passes(shared: &Shared, error: &ClientError) {
     assert!(error.is_transient(), "an outage was answered with {error} ({error:?})");
     shared.failures.fetch_add(1, Ordering::SeqCst);

@@ -1,4 +1,4 @@
-//! The whole house with real processes: `gpuaas server`, `gpuaas-agent` and the CLI, on both stores and both transports.
+//! End-to-end tests with real processes: `gpuaas server`, `gpuaas-agent` and the CLI, on both stores and both transports.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 

@@ -1,4 +1,5 @@
-//! An agent on another network: enrolled through each door from a network namespace, cut off, and back.
+//! An agent on another network: enrolled from a network namespace, with a join token and by approval, then disconnected and
+//! reconnected.
 
 use crate::cluster::{AgentHost, Carrier, Cluster, Store};
 use gpuaas_testkit::{NetNs, PATIENCE, eventually};
@@ -41,7 +42,8 @@ fn an_agent_in_another_network_namespace_comes_through_both_doors_and_survives_a
         assert_eq!(cluster.json(&["task", "run", node, "diag.ping", "--wait"])["state"], "succeeded");
     }
 
-    // The cable is pulled while a task runs: the server notices the half-open link, the work goes on, the receipt comes later.
+    // The cable is pulled while a task runs: the server notices the half-open link, the task continues, and the receipt arrives
+    // later.
     let held = cluster.ping(&first, &["--param", "hold_ms=2000"]);
     cluster.wait_state(&held, "started");
     namespace.cut();

@@ -14,7 +14,8 @@ fn page(name: &str) -> String {
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// The lines of the fenced blocks whose first line says one of these, in the order of the page, each with what its block says.
+/// Returns the lines of the fenced blocks whose info string is one of `wanted`, in the order of the page, each with its info
+/// string.
 fn lines<'p>(page: &'p str, wanted: &[&str]) -> Vec<(&'p str, &'p str)> {
     let (mut found, mut block) = (Vec::new(), None);
     for line in page.lines() {
@@ -28,7 +29,7 @@ fn lines<'p>(page: &'p str, wanted: &[&str]) -> Vec<(&'p str, &'p str)> {
     found
 }
 
-/// Runs one command as the page has it, with our programs on the path.
+/// Runs one command as it is on the page, with our programs in `PATH`.
 fn shell(folder: &Path, environment: &[(&str, &str)], command: &str) -> String {
     let programs = Launch::new("gpuaas").program().parent().expect("a folder").display().to_string();
     let path = format!("{programs}:{}", std::env::var("PATH").unwrap_or_default());
@@ -56,7 +57,7 @@ fn the_first_day_is_as_its_page_says() {
         let printed = shell(home, if who == "sh tenant" { &tenant } else { &operator }, command);
         if command.starts_with("gpuaas node token create") {
             assert!(printed.contains("gpuaas-agent enroll"), "{printed}");
-            // What the page has somebody do at the host.
+            // What the page tells the reader to do on the host.
             let (agent, node) = host(&cluster, "gpu7");
             // A simulated host has a name of its own.
             cluster.json(&["node", "rename", &node, "gpu7"]);
@@ -77,7 +78,7 @@ fn the_tour_of_the_readme_is_as_it_says() {
     program.wait_for_line("Ctrl-C stops it", PATIENCE);
     let printed = program.stdout();
     let exports = printed.lines().map(str::trim).find(|line| line.starts_with("export ")).expect("an export line").to_owned();
-    // What it prints is what the page shows, but for paths, ports and secrets; and every command that the page shows works.
+    // The output must match what the page shows, except for paths, ports and secrets, and every command on the page must work.
     let commands = |text: &str| -> Vec<String> {
         let lines = text.lines().map(str::trim);
         let shown = lines.filter_map(|line| line.strip_prefix("./target/release/gpuaas ").or(line.strip_prefix("$ gpuaas ")));
@@ -89,7 +90,7 @@ fn the_tour_of_the_readme_is_as_it_says() {
         let name = command.strip_prefix("gpuaas ").unwrap_or(command);
         let is_printed = printed.lines().any(|line| line.trim().ends_with(name));
         assert!(is_printed || readme.contains(&format!("$ {command}")), "`{command}` is on the page and not printed:\n{printed}");
-        // Ids are other ones every time.
+        // Ids differ in every run.
         let id = command.split(' ').find(|word| word.starts_with("task_"));
         let command = id.map_or_else(|| command.clone(), |id| command.replace(id, "$(gpuaas task ls -q --limit 1)"));
         shell(dir.path(), &[], &format!("{exports}\n{command}"));

@@ -1,7 +1,7 @@
-//! The journal is truncated or rots: the agent starts, says what it found, and runs nothing twice.
+//! The journal is truncated or corrupted: the agent starts, reports what it found, and runs nothing twice.
 //!
-//! The damage is done to copies of one journal that holds tasks in every state: reported, finished and not reported, started,
-//! accepted. After it, everything is delivered again.
+//! The damage is done to copies of one journal with tasks in every state: reported, finished but not reported, started, accepted.
+//! Afterwards, every task is delivered again.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::os::unix::fs::FileExt as _;
@@ -15,26 +15,26 @@ use gpuaas_testkit::{PATIENCE, TempDir, eventually, proof_count};
 use crate::doubled_agent::{DoubledAgent, Random};
 use crate::link_double::LinkDouble;
 
-/// Tasks in each of the four states.
+/// Number of tasks in each of the four states.
 const EACH: usize = 3;
-/// Bytes before the first record.
+/// Size of the header, which precedes the first record.
 const HEADER: usize = 4096;
 
-/// One way to damage a journal.
+/// A way to damage a journal.
 #[derive(Clone, Copy, Debug)]
 enum Damage {
-    /// The file ends here.
+    /// Truncates the file at this offset.
     Truncate(usize),
-    /// These bits are the other way round.
+    /// Flips these bits.
     Flip { bits: [usize; 4], count: usize },
-    /// A stretch of 512 bytes is something else.
+    /// Overwrites 512 bytes with garbage.
     Garbage { at: usize, seed: u64 },
-    /// A stretch of 512 bytes reads as zeros.
+    /// Overwrites 512 bytes with zeros.
     Zeros { at: usize },
 }
 
 impl Damage {
-    /// Damages the file and says whether anything is different now.
+    /// Damages the file. Returns whether its content has changed.
     fn apply(self, path: &Path) -> bool {
         let file = std::fs::OpenOptions::new().read(true).write(true).open(path).unwrap();
         let before = std::fs::read(path).unwrap();
@@ -58,7 +58,7 @@ impl Damage {
     }
 }
 
-/// A journal with a history, and what is known of it.
+/// A journal with a history, and what is known about it.
 struct History {
     double: LinkDouble,
     agent: DoubledAgent,
@@ -66,11 +66,11 @@ struct History {
     tasks: Vec<(TaskId, Vec<u8>)>,
     /// Tasks whose receipts were confirmed.
     reported: HashSet<TaskId>,
-    /// Tasks that were finished and not confirmed, with their receipts.
+    /// Tasks that were finished but not confirmed, with their receipts.
     unreported: HashMap<TaskId, Vec<u8>>,
     /// How often each task was started for the first time.
     starts: BTreeMap<TaskId, usize>,
-    /// Where each record starts, and where the last one ends.
+    /// Offsets at which each record starts, and at which the last one ends.
     boundaries: Vec<usize>,
 }
 
@@ -118,7 +118,7 @@ impl History {
         Self { double, agent, dir, tasks, reported, unreported, starts, boundaries }
     }
 
-    /// A damaged copy is taken up by the agent, and everything is delivered again.
+    /// Restarts the agent on a damaged copy, and delivers every task again.
     fn try_out(&mut self, damage: Damage, random: &mut Random) {
         let state = self.agent.folder.join("state");
         std::fs::remove_dir_all(&state).unwrap();
@@ -132,11 +132,11 @@ impl History {
         self.double.deliver(node, again);
         eventually(PATIENCE, &format!("every task is answered after {damage:?}"), || {
             let answered = self.double.receipts(node);
-            // The journal may have let go of receipts that were confirmed.
+            // The journal may have dropped receipts that were confirmed.
             let owed = |id: &TaskId| !self.reported.contains(id);
             self.tasks.iter().all(|(id, _)| !owed(id) || answered.contains_key(id)).then_some(())
         });
-        // It works on. And what came before this task and was to be started has been started by now.
+        // The agent keeps working. Once this task has run, every earlier task that was due to start has been started as well.
         let fresh = self.double.sign_ping(node);
         self.double.deliver(node, [fresh.clone()]);
         let receipt = eventually(PATIENCE, &format!("a new task runs after {damage:?}"), || {
@@ -172,7 +172,7 @@ impl History {
         for id in &self.reported {
             assert_eq!(effects.get(id), Some(&1), "{damage:?}: the mark of {id}");
         }
-        // One flipped bit costs the one record it is in.
+        // A single flipped bit costs only the record that it is in.
         let lost = self.unreported.iter().filter(|(id, receipt)| !receipts[id].contains(receipt)).count();
         if matches!(damage, Damage::Flip { count: 1, .. }) || !changed {
             assert!(lost <= usize::from(changed), "{damage:?} cost {lost} receipts");
@@ -180,7 +180,7 @@ impl History {
     }
 }
 
-/// Reads where records start: `magic u32 | body length u32 | …`, 24 bytes in all before the body, padded to 8.
+/// Returns the offsets of the records: `magic u32 | body length u32 | …`, 24 bytes in total before the body, padded to 8.
 fn boundaries(journal: &[u8]) -> Vec<usize> {
     let word = |at: usize| u32::from_le_bytes(journal[at..at + 4].try_into().unwrap());
     let mut found = vec![HEADER];
@@ -191,7 +191,7 @@ fn boundaries(journal: &[u8]) -> Vec<usize> {
     found
 }
 
-/// Starts that are no recovery, per task, as the agent's log tells them.
+/// Returns the number of starts per task that are not recoveries, from the agent's log.
 fn first_starts(log: &str) -> BTreeMap<TaskId, usize> {
     let mut counts = BTreeMap::new();
     for line in log.lines().filter(|line| line.contains("task started")) {
@@ -247,12 +247,12 @@ fn a_rotten_journal_runs_nothing_twice_and_a_flipped_bit_costs_one_record() {
     let mut random = Random(13);
     let end = history.boundaries[history.boundaries.len() - 1];
     let data = |random: &mut Random| HEADER + random.below(end - HEADER);
-    // The first bytes of the first records, where the agent writes to which enrollment the journal belongs.
+    // The start of the first records, where the agent writes which enrollment the journal belongs to.
     let firsts: Vec<usize> = history.boundaries.iter().take(3).map(|at| (at + 30) * 8).collect();
     for case in 0..proof_count(18, 600) {
         let damage = match (case, firsts.get(case)) {
             (_, Some(bit)) => Damage::Flip { bits: [*bit; 4], count: 1 },
-            // The file's own header.
+            // The header of the file.
             (3..6, None) => Damage::Flip { bits: [random.below(28 * 8); 4], count: 1 },
             _ if case % 4 == 0 => Damage::Garbage { at: data(&mut random) / 512 * 512, seed: random.0 },
             _ if case % 4 == 1 => Damage::Zeros { at: data(&mut random) / 512 * 512 },

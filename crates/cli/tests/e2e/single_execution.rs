@@ -1,4 +1,4 @@
-//! A task runs at most once per node, whatever is delivered twice, reordered, replayed or restarted.
+//! A task runs at most once per node, no matter what is duplicated, reordered, replayed or restarted.
 
 use std::collections::HashMap;
 
@@ -8,16 +8,16 @@ use gpuaas_testkit::{PATIENCE, TempDir, eventually, proof_count};
 use crate::doubled_agent::{DoubledAgent, Random};
 use crate::link_double::LinkDouble;
 
-/// How often each agent is killed on the way.
+/// How often each agent is killed during a round.
 const RESTARTS: usize = 5;
-/// Different tasks that wait for an agent at the same time, so that none is too old when its turn comes.
+/// Number of tasks that wait for an agent at the same time, few enough that none expires before its turn.
 const ROUND: usize = 1250;
 
-/// Tasks by node.
+/// Task ids and envelopes, by node.
 type Signed = HashMap<NodeId, Vec<(TaskId, Vec<u8>)>>;
 
-/// Signs tasks for both agents and delivers each twice, in any order, while the agents are killed again and again. Duplicates of
-/// the round before come among them. Returns what was signed.
+/// Signs tasks for both agents and delivers each twice, in random order and mixed with duplicates of the previous round, while
+/// the agents are killed again and again. Returns what was signed.
 fn round(double: &LinkDouble, agents: &mut [DoubledAgent; 2], before: &Signed, random: &mut Random) -> Signed {
     let mut tasks = Signed::new();
     for agent in agents.iter() {
@@ -40,7 +40,7 @@ fn round(double: &LinkDouble, agents: &mut [DoubledAgent; 2], before: &Signed, r
     }
     for agent in agents.iter() {
         let (node, signed) = (agent.node, &tasks[&agent.node]);
-        // What was on the wire when the agent was killed is lost there: everything once more.
+        // What was in flight when an agent was killed is lost, so everything is delivered once more.
         double.deliver(node, signed.iter().cloned());
         eventually(PATIENCE * 4, "every task has a receipt", || {
             let done = double.receipts(node);
@@ -60,7 +60,7 @@ fn check(double: &LinkDouble, agent: &DoubledAgent, tasks: &[(TaskId, Vec<u8>)])
 
 #[test]
 fn thousands_of_deliveries_with_duplicates_and_restarts_have_one_effect_per_task() {
-    // Every task is delivered twice before the last redelivery, to each of two agents.
+    // There are two agents, and each of their tasks is delivered twice before the last redelivery.
     let rounds = proof_count(5_000, 100_000).div_ceil(4 * ROUND);
     let double = LinkDouble::start();
     let dir = TempDir::new();

@@ -1,11 +1,12 @@
-//! Real programs with certificates of a real step-ca, which live for seconds here: what takes a day elsewhere takes half a minute.
+//! Real programs with certificates from a real step-ca that are valid for seconds: what usually takes a day takes half a minute
+//! here.
 
 use gpuaas_testkit::{PATIENCE, STEP_CA_PROVISIONER, StepCaServer, eventually};
 use serde_json::Value;
 
 use crate::cluster::{AgentHost, Carrier, Cluster};
 
-/// A day of certificates.
+/// Lifetime of the certificates, instead of a day.
 const LIFE: &str = "16s";
 
 fn environment(step_ca: &StepCaServer) -> Vec<(&'static str, String)> {
@@ -20,7 +21,7 @@ fn environment(step_ca: &StepCaServer) -> Vec<(&'static str, String)> {
     ]
 }
 
-/// How often this was done to the node, as the audit log says.
+/// Returns how often the audit log records this action on the node.
 fn count(cluster: &Cluster, node: &str, action: &str) -> usize {
     let audit = cluster.json(&["audit", "ls", "--target", node]);
     let rows = audit["items"].as_array().or(audit.as_array()).cloned().unwrap_or_default();
@@ -56,7 +57,7 @@ fn agents_renew_at_half_life_through_step_ca_and_rejoin_after_an_outage_that_out
     eventually(PATIENCE, "the outage is seen", || {
         (cluster.json(&["cluster", "info"])["ca"]["state"] == "unavailable").then_some(())
     });
-    // Links and certificates last until they expire, and not longer.
+    // Links and certificates last until they expire, and no longer.
     cluster.wait_online(&node, false);
     step_ca.restart();
     let back = || {

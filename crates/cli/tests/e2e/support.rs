@@ -1,4 +1,4 @@
-//! A support bundle shows how a cluster is, and none of its secrets.
+//! A support bundle shows the state of a cluster, and none of its secrets.
 
 use std::collections::BTreeMap;
 use std::io::Read as _;
@@ -11,7 +11,7 @@ use crate::cluster::{AgentHost, Carrier, Cluster, Store};
 
 const SSH_KEY: &str = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJwBQ0Rk5yyC9bmCK1Kf9gvvNQWYF3rPzqeQFZ0sWsWq";
 
-/// Every file of a bundle.
+/// Returns the files of a bundle, by name.
 fn unpacked(path: &Path) -> BTreeMap<String, String> {
     let mut archive = tar::Archive::new(flate2::read::GzDecoder::new(std::fs::File::open(path).unwrap()));
     let mut files = BTreeMap::new();
@@ -32,7 +32,7 @@ fn a_bundle_shows_the_cluster_and_no_secret() {
     let node = host.node_id();
     cluster.wait_online(&node, true);
 
-    // Everything that is secret, or that somebody wrote for their own eyes.
+    // Everything that is secret, or that somebody wrote for private use.
     let text = |value: &Value| value.as_str().unwrap().to_owned();
     let mut secrets = vec![std::fs::read_to_string(cluster.admin_token_file()).unwrap().trim().to_owned()];
     secrets.push(cluster.join_token());
@@ -85,13 +85,13 @@ fn a_bundle_shows_the_cluster_and_no_secret() {
     assert!(files["server.log"].contains("gpuaas: hello token=[redacted]"), "{}", files["server.log"]);
     assert!(files["config.json"].contains("GPUAAS_TOKEN_FILE"), "{}", files["config.json"]);
 
-    // What is there stays, unless somebody says otherwise.
+    // An existing file is kept, unless the user asks to replace it.
     let before = std::fs::read(&path).unwrap();
     let again = cluster.cli(&arguments);
     assert_eq!((again.code, std::fs::read(&path).unwrap() == before), (4, true), "{again:?}");
     assert_eq!(cluster.cli(&[&arguments[..], &["--overwrite"]].concat()).code, 0);
 
-    // Without a server it still says what this machine knows.
+    // Without a server, the bundle still contains what this machine knows.
     let alone = cluster.dir.join("alone.tar.gz");
     let ran = cluster.cli(&["support-bundle", "--file", alone.to_str().unwrap(), "--url", "http://127.0.0.1:1"]);
     assert_eq!(ran.code, 0, "{ran:?}");

@@ -1,4 +1,4 @@
-//! From an operator's command to an effect on a host and back to a verified receipt.
+//! From an operator's command to an effect on a host, and back to a verified receipt.
 
 use crate::cluster::{AgentHost, Carrier, Cluster, Store};
 use gpuaas_testkit::{PATIENCE, eventually};
@@ -12,7 +12,7 @@ fn tour(store: Store, carrier: Carrier) {
     assert_eq!(shown["session"]["transport"], if carrier == Carrier::Poll { "poll" } else { "stream" });
     assert_eq!((shown["simulated"].as_bool(), shown["facts"]["gpus"].as_array().unwrap().len()), (Some(true), 8));
 
-    // A task, waited for, with its id in the agent's log and its logs at the server.
+    // A task with `--wait`: its correlation id is in the agent's log, and its log lines are on the server.
     let correlation = "ticket-4711";
     let run = ["task", "run", &node, "diag.ping", "--param", "message=hello", "--param", "log_lines=50", "--wait"];
     let done = cluster.json(&[&run[..], &["--correlation-id", correlation]].concat());
@@ -26,7 +26,7 @@ fn tour(store: Store, carrier: Carrier) {
         (logs.stdout.lines().count() >= 50).then_some(())
     });
 
-    // Both signatures hold, with the network and without it.
+    // Both signatures are valid, verified online and offline.
     assert_eq!(cluster.cli(&["task", "verify", id]).code, 0);
     let file = cluster.dir.join("evidence.json").display().to_string();
     assert_eq!(cluster.cli(&["task", "verify", id, "--save", &file]).code, 0);
@@ -36,13 +36,13 @@ fn tour(store: Store, carrier: Carrier) {
     std::fs::write(&file, tampered).unwrap();
     assert_ne!(cluster.cli(&offline).code, 0, "a tampered receipt passes");
 
-    // Read-only kinds.
+    // Task types that only read.
     let probe = cluster.json(&["task", "run", &node, "diag.health_probe", "--wait"]);
     assert_eq!((probe["state"].as_str(), probe["output"]["simulated"].as_bool()), (Some("succeeded"), Some(true)));
     let packages = cluster.json(&["task", "run", &node, "package.list", "--param", "limit=3", "--wait"]);
     assert_eq!(packages["output"]["packages"].as_array().unwrap().len(), 3);
 
-    // The node looks at itself, and an operator makes slots of what it found.
+    // The node discovers its topology, and an operator turns the candidates into slots.
     let seen = cluster.json(&["node", "topology", "discover", &node]);
     assert_eq!(seen["proposal"]["found"]["candidate_summary"]["schedulable"].as_u64(), Some(8));
     assert!(seen["slots"].as_array().unwrap().is_empty(), "looking makes no slots");
@@ -55,7 +55,7 @@ fn tour(store: Store, carrier: Carrier) {
     let table = cluster.cli(&["node", "topology", "show", &node, "-o", "table"]);
     assert!(table.stdout.contains("quarantined") && table.stdout.contains("8 of 8 slots"), "{}", table.stdout);
 
-    // A guest on two of them, and everything is given back.
+    // A guest on two of the slots, which are released afterwards.
     let digest = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
     let image = ["--image-url", "https://images.example/a.qcow2", "--image-sha256", digest];
     let create = |slot: &'static str, name: &'static str| {
@@ -78,7 +78,7 @@ fn tour(store: Store, carrier: Carrier) {
     assert_eq!(gone.code, 0, "{gone:?}");
     assert_eq!((states()[&Some(4)].as_deref(), states()[&Some(5)].as_deref()), (Some("available"), Some("available")));
 
-    // A running task is cancelled, and nothing was done.
+    // A running task is cancelled, and has no effect.
     let held = cluster.ping(&node, &["--param", "hold_ms=60000"]);
     cluster.wait_state(&held, "started");
     cluster.json(&["task", "cancel", &held]);
@@ -86,7 +86,7 @@ fn tour(store: Store, carrier: Carrier) {
     assert!(cancelled["receipt_digest"].is_string(), "a started task ends by receipt only");
     assert_eq!(host.effects(&held), 0);
 
-    // Outage: the agent runs on, and reports when the server is back.
+    // Outage of the server: the agent continues, and reports when the server is back.
     let through = cluster.ping(&node, &["--param", "hold_ms=1500", "--param", "log_lines=20"]);
     cluster.wait_state(&through, "started");
     cluster.stop_server();
@@ -103,7 +103,7 @@ fn tour(store: Store, carrier: Carrier) {
     assert_eq!(refused.code, 4, "{refused:?}");
     cluster.json(&["node", "undrain", &node]);
 
-    // Keys are rotated under way; tasks go on.
+    // Signing keys are rotated, and tasks continue to work.
     cluster.json(&["signing-key", "rotate"]);
     assert_eq!(cluster.json(&["task", "run", &node, "diag.ping", "--wait"])["state"], "succeeded");
 
@@ -163,13 +163,13 @@ fn roles_in_different_processes_wake_each_other_through_the_database() {
     host.start();
     let node = host.node_id();
     cluster.wait_online(&node, true);
-    // The agent's link is with the first process; the CLI talks to the second, which has no link at all.
+    // The agent is linked to the first process. The CLI talks to the second one, which has no link at all.
     let (_api_only, url) = cluster.another_server("api");
     let run = ["task", "run", &node, "diag.ping", "--param", "hold_ms=300", "--wait", "--url", &url];
     let ran = cluster.cli(&[&run[..], &["-o", "json"]].concat());
     assert_eq!(ran.json()["state"], "succeeded");
     assert!(ran.stderr.contains("effect"), "phases cross the processes: {}", ran.stderr);
-    // A rotation in one process reaches nodes of the other, and so does a retirement.
+    // A rotation in one process reaches the nodes of the other, and so does a retirement.
     cluster.json(&["signing-key", "rotate", "--url", &url]);
     assert_eq!(cluster.json(&["task", "run", &node, "diag.ping", "--wait", "--url", &url])["state"], "succeeded");
     cluster.json(&["node", "retire", &node, "--yes", "--url", &url]);

@@ -1,13 +1,12 @@
-//! Two neighboring versions of server and agent work together, both ways, while they are replaced one by one.
+//! Adjacent versions of server and agent work together, in both directions, while they are replaced one by one.
 //!
-//! The version before this one is real: `cargo xtask prove versions` builds its programs from the commit that
-//! `xtask/previous-version` names. Ordinary test runs compare messages that were recorded instead
-//! (`crates/contract/tests/trust/previous_version.rs`).
+//! The previous version is real: `cargo xtask prove versions` builds its programs from the commit that `xtask/previous-version`
+//! names. Ordinary test runs compare recorded messages instead (`crates/contract/tests/trust/previous_version.rs`).
 
 use crate::allocations::{catalog_of_slots, tenant};
 use crate::cluster::{AgentHost, Carrier, Cluster, Store, Version, previous_programs};
 
-/// Whether the programs of the version before are there. Says so if not.
+/// Returns whether the programs of the previous version are available. Reports the skip if not.
 fn has_previous(test: &str) -> bool {
     let has = previous_programs().is_some();
     if !has {
@@ -16,7 +15,7 @@ fn has_previous(test: &str) -> bool {
     has
 }
 
-/// A simulated host with an agent of this version, enrolled and online.
+/// Starts a simulated host with an agent of this version, and waits until it is online.
 fn host(cluster: &Cluster, name: &str, carrier: Carrier, version: Version) -> (AgentHost, String) {
     let mut host = AgentHost::new(cluster, name, carrier, Some("h100"), None);
     host.change_version(version);
@@ -71,7 +70,7 @@ fn this_agent_works_with_a_server_of_the_version_before() {
     }
 }
 
-/// First the server, then the agent, and the server back again; a tenant's lease outlives all of it.
+/// The server is upgraded, then the agent, then the server is downgraded again. A tenant's lease survives all of it.
 #[test]
 fn a_lease_outlives_the_upgrade_of_everything_and_the_way_back() {
     if !has_previous("a lease over an upgrade") {
@@ -102,7 +101,7 @@ fn a_lease_outlives_the_upgrade_of_everything_and_the_way_back() {
     cluster.verify_audit();
 }
 
-/// Both write to one database, each with an agent on its link, and each commands the other's agent.
+/// Both servers write to one database, each with an agent on its link, and each sends tasks to the other's agent.
 #[test]
 fn servers_of_both_versions_work_side_by_side_on_one_database() {
     if !has_previous("servers of both versions side by side") {
@@ -114,7 +113,7 @@ fn servers_of_both_versions_work_side_by_side_on_one_database() {
     catalog_of_slots(&before, &first_node);
     assert_eq!(lease(&before, "one"), "active");
 
-    // The newer one brings the schema up to date under the older one.
+    // The newer server migrates the schema while the older one is running.
     let after = before.beside(Version::This);
     let (mut second, second_node) = host(&after, "gpu-2", Carrier::Stream, Version::This);
     for cluster in [&before, &after] {

@@ -23,11 +23,11 @@ const POLICY: &str = "allowed_tasks = [\"diag.ping\", \"slice.topology_discover\
      image_formats = [\"qcow2\", \"raw\"]\nusernames = [\"*\"]\ndriver_strategies = [\"cloud-init\", \"preinstalled\"]\n\
      max_shutdown_seconds = 900\nallow_graphics = true\n\n[bare_metal]\nusernames = [\"*\"]\nallow_sudo = true\n";
 
-/// Where the examples say that the server is.
+/// Where the server is, according to the examples.
 const EXAMPLE_URL: &str = "https://gpuaas.example.com";
 const EXAMPLE_LINK: &str = "gpuaas.example.com:8443";
 
-/// A server, two hosts that are online, and on demand two that ask to be enrolled.
+/// A server, two hosts that are online and, on demand, two more that request enrollment.
 pub(super) struct Cluster {
     place: Place,
     pub(super) url: String,
@@ -93,7 +93,7 @@ impl Cluster {
         .await;
     }
 
-    /// Until both hosts have told how they are.
+    /// Waits until both hosts have sent metrics.
     pub(super) async fn until_sampled(&self) {
         for name in ["gpu-01", "gpu-02"] {
             eventually_async(PATIENCE, "a sample of the host", || async {
@@ -103,7 +103,7 @@ impl Cluster {
         }
     }
 
-    /// Two hosts ask an operator to be enrolled, one after the other.
+    /// Lets two hosts request enrollment, one after the other.
     pub(super) async fn request_enrollments(&mut self) {
         let ca_sha256 = self.client.cluster().await.expect("a cluster").ca_sha256;
         for (number, name) in ["gpu-03", "gpu-04"].into_iter().enumerate() {
@@ -111,7 +111,7 @@ impl Cluster {
             let door = Door::Approval { email: "operator@example.org".to_owned(), ca_sha256: ca_sha256.clone() };
             let options = EnrollOptions { config, door, replace: false, simulated_hostname: Some(name.to_owned()) };
             let shutdown = self.shutdown.clone();
-            // One is approved and one rejected; both end.
+            // One request is approved and one is rejected, so both calls return.
             self.agents.spawn(async move { drop(gpuaas_agent::enroll(options, |_| {}, shutdown).await) });
             eventually_async(PATIENCE, "the request", || async {
                 let requests = self.client.enrollments(&EnrollmentListQuery::default()).await.expect("requests").items;
@@ -121,14 +121,14 @@ impl Cluster {
         }
     }
 
-    /// Somebody at the server itself.
+    /// Returns a client on the server's local socket.
     pub(super) fn local(&self) -> Client {
         let mut options = ClientOptions::new(&self.url);
         options.unix_socket = Some(self.place.folder().join("server/admin.sock"));
         Client::new(options).expect("a client")
     }
 
-    /// The access token of the user of the examples, who signs in with the password that a request has.
+    /// Signs in as the user of the examples, with the password in the request. Returns the access token.
     pub(super) async fn sign_in(&self, body: &Value) -> String {
         let password = body["current_password"].as_str().expect("a password");
         let verifier = CodeVerifier::generate();
@@ -154,7 +154,7 @@ impl Cluster {
         tokens["access_token"].as_str().unwrap_or_else(|| panic!("no token: {text}")).to_owned()
     }
 
-    /// A response with the addresses of the examples instead of those of this test.
+    /// Replaces the addresses of this test in a response with those of the examples.
     pub(super) fn disguise(&self, response: Value) -> Value {
         let folder = self.place.folder().display().to_string();
         let port = self.link.rsplit(':').next().unwrap_or_default();

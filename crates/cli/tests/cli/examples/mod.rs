@@ -1,9 +1,9 @@
 //! Every example of the API reference, sent to a real server with real agents on simulated hosts.
 //!
-//! The examples are sent in their order. Each must succeed, and its response must have the fields of the real one and no others.
-//! Ids differ from run to run: what an example calls something is learned from the responses before it. `UPDATE_EXAMPLES=1` writes the
-//! response of an example that has none, or none that fits; a new example needs only a request, and in its `response` the ids that later
-//! examples use.
+//! The examples are sent in order. Each must succeed, and its response must have the same fields as the real one. Ids differ from
+//! run to run, so the ids in the examples are mapped to real ones from earlier responses. `UPDATE_EXAMPLES=1` writes the response
+//! of an example that has none, or one that does not match. A new example needs only a request and, in its `response`, the ids
+//! that later examples use.
 
 mod cluster;
 mod shape;
@@ -24,7 +24,7 @@ fn file() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../api/src/examples.json")
 }
 
-/// The server, and what the examples call the things on it.
+/// A running cluster, and the mapping from ids in the examples to real ones.
 struct Replay {
     cluster: Cluster,
     examples: Vec<Example>,
@@ -64,12 +64,12 @@ async fn every_example_can_be_sent_and_is_answered_as_it_says() {
 }
 
 impl Replay {
-    /// Sends the example's request and returns the document of the response, or the first of a stream.
+    /// Sends the example's request and returns the response, or the first document of a stream.
     async fn send(&self, endpoint: &Endpoint, example: &Example) -> Value {
         let path = self.names.to_real(&example.path);
         let body = example.body.as_ref().map(|body| self.names.to_real(&body.to_string()));
         if endpoint.name == "budget_lift" {
-            // Only a person can, and the one at the server is one.
+            // API tokens cannot lift the budget, but the local socket can.
             let answer = self.cluster.local().raw(endpoint.method.as_str(), &path, body.map(String::into_bytes)).await;
             return serde_json::from_slice(&answer.expect("lifted")).expect("JSON");
         }
@@ -111,7 +111,7 @@ impl Replay {
         tokio::time::timeout(PATIENCE, read).await.expect("a document in time")
     }
 
-    /// What must have happened before this example can be sent.
+    /// Creates what this example requires before it can be sent.
     async fn prepare(&mut self, endpoint: &Endpoint, example: &Example) {
         let segment = |name| self.names.to_real(example.segment(endpoint, name).expect("a segment"));
         match endpoint.name {
@@ -121,7 +121,7 @@ impl Replay {
             "task_cancel" => {
                 let enrolled = || async { self.cluster.client.node("gpu-03").await.ok() };
                 eventually_async(PATIENCE, "the approved host is a node", enrolled).await;
-                // For a host that is enrolled and off.
+                // For a host that is enrolled but off.
                 let create = TaskCreate {
                     node: "gpu-03".to_owned(),
                     task_type: "diag.ping".to_owned(),
@@ -135,7 +135,7 @@ impl Replay {
             "allocation_retry" => {
                 let project = self.names.to_real(&self.of("project").path);
                 let project = project.rsplit('/').next().expect("a project").to_owned();
-                // Nobody has eight slots free, so it waits and then fails.
+                // No host has eight free slots, so the allocation waits and then fails.
                 let mut sku: SkuCreate = self.body_of("sku_create");
                 sku = SkuCreate { name: "h100-8x".to_owned(), slots: Some(8), ..sku };
                 let sku = self.cluster.client.sku_create(&sku, None).await.expect("a product").name;
@@ -179,7 +179,7 @@ impl Replay {
         .await;
     }
 
-    /// Releases everything that the project still has.
+    /// Releases all allocations of the project.
     async fn release_allocations(&self, project: &str) {
         let client = &self.cluster.client;
         let open = AllocationListQuery { state: Some(StateFilter::Open), ..AllocationListQuery::default() };

@@ -1,21 +1,22 @@
-//! Compares the response of an example with a real one: the same fields with the same kinds of values. Ids are learned on the way.
+//! Compares the response of an example with a real one: both must have the same fields with the same types. Learns ids on the
+//! way.
 
 use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-/// Items of a list that an example shows.
+/// Number of items of a list that an example shows.
 const SHOWN_ITEMS: usize = 2;
-/// Longest text that an example shows whole, and how much of a longer one it shows. What is base64 stays so.
+/// Longest text that an example shows in full, and how much it shows of a longer one. Cut base64 is still base64.
 const SHOWN_TEXT: usize = 600;
 const CUT_TEXT: usize = 96;
-/// Fields that hold a secret.
+/// Fields that contain a secret.
 const SECRETS: [&str; 3] = ["token", "secret", "one_time_password"];
 
-/// What the examples call the things of this server.
+/// Maps the ids in the examples to the ids on this server.
 #[derive(Debug, Default)]
 pub(super) struct Names {
-    /// By the id in the examples.
+    /// Real ids, by the id in the examples.
     real: BTreeMap<String, String>,
 }
 
@@ -24,7 +25,7 @@ impl Names {
         self.real.entry(example.to_owned()).or_insert_with(|| real.to_owned());
     }
 
-    /// Learns the ids that stand in the same places.
+    /// Learns the ids that are in the same places of both documents.
     pub(super) fn learn(&mut self, example: &Value, real: &Value) {
         match (example, real) {
             (Value::Object(fields), Value::Object(others)) => {
@@ -46,7 +47,8 @@ impl Names {
         }
     }
 
-    /// The item of a real list that an item of an example stands for: the same one, or the one in the same place.
+    /// Returns the item of a real list that corresponds to an item of an example: the one with the same id or name, or the one in
+    /// the same place.
     fn partner<'v>(&self, place: usize, item: &Value, others: &'v [Value]) -> Option<&'v Value> {
         let known = |name: &str| {
             let wanted = item.get(name)?.as_str()?;
@@ -56,12 +58,12 @@ impl Names {
         known("id").or_else(|| known("name")).or_else(|| others.get(place)).or_else(|| others.last())
     }
 
-    /// A text of an example in the ids of this server.
+    /// Replaces the ids of the examples in a text with those of this server.
     pub(super) fn to_real(&self, text: &str) -> String {
         self.real.iter().fold(text.to_owned(), |text, (example, real)| text.replace(example, real))
     }
 
-    /// A response of this server as an example: with the ids of the examples, without secrets, and not too long.
+    /// Turns a response of this server into an example: with the ids of the examples, without secrets, and shortened.
     pub(super) fn record(&self, real: &Value) -> Value {
         let mut secrets = Vec::new();
         find_secrets(real, &mut secrets);
@@ -104,13 +106,13 @@ fn find_secrets(value: &Value, found: &mut Vec<String>) {
     }
 }
 
-/// A secret with nothing left but the prefix that says what it is.
+/// Masks a secret except for the prefix that tells what it is.
 fn masked(secret: &str) -> String {
     let prefix = secret.split_inclusive('_').next().filter(|prefix| prefix.ends_with('_') && prefix.len() < 8);
     format!("{}example", prefix.unwrap_or_default())
 }
 
-/// A prefix and 32 hex digits.
+/// Returns whether a text is a prefix and 32 hex digits.
 fn is_id(text: &str) -> bool {
     text.rsplit_once('_').is_some_and(|(prefix, digits)| {
         !prefix.is_empty()
@@ -119,7 +121,7 @@ fn is_id(text: &str) -> bool {
     })
 }
 
-/// What an example shows that the real response does not have, and the other way around.
+/// Returns the fields that only the example has, and those that only the real response has.
 pub(super) fn differences(example: &Value, real: &Value, names: &Names) -> Vec<String> {
     let mut found = Vec::new();
     compare(example, real, "", names, &mut found);
@@ -146,7 +148,7 @@ fn compare(example: &Value, real: &Value, at: &str, names: &Names, found: &mut V
                 }
             }
         }
-        // A field that may be null, and a list that may be empty, is one way in one run and the other in the next, if it depends on time.
+        // A nullable field or a list may be empty in one run and not in the next, if it depends on time.
         (Value::Null, _) if !at.is_empty() => {}
         // A node has no metrics before its first sample arrives.
         (_, Value::Null) if at.ends_with("/metrics") => {}

@@ -1,10 +1,10 @@
-//! The first document of a stream.
+//! Reads the first document of a stream.
 
 use gpuaas_testkit::PATIENCE;
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 
-/// The document of the first whole server-sent event with this name, once it has come.
+/// Returns the document of the first complete server-sent event with this name, if it has arrived.
 pub(super) fn first_event(text: &str, name: &str) -> Option<Value> {
     let mut events = text.split_inclusive("\n\n").filter(|event| event.ends_with("\n\n"));
     let event = events.find(|event| event.lines().any(|line| line.strip_prefix("event:").map(str::trim) == Some(name)))?;
@@ -12,7 +12,7 @@ pub(super) fn first_event(text: &str, name: &str) -> Option<Value> {
     Some(serde_json::from_str(&data).expect("JSON"))
 }
 
-/// The document of the first text message of a WebSocket.
+/// Returns the document of the first text message of a WebSocket.
 pub(super) async fn first_message(url: &str, path: &str, token: &str) -> Value {
     let address = url.strip_prefix("http://").expect("plain HTTP");
     let read = async {
@@ -39,7 +39,7 @@ pub(super) async fn first_message(url: &str, path: &str, token: &str) -> Value {
     tokio::time::timeout(PATIENCE, read).await.expect("a message in time")
 }
 
-/// One frame as servers send them: whole and not masked.
+/// Reads one frame as servers send it: unfragmented and unmasked.
 async fn frame(socket: &mut BufReader<tokio::net::TcpStream>) -> (u8, Vec<u8>) {
     let head = socket.read_u16().await.expect("a frame");
     let (opcode, length) = ((head >> 8) & 0x0f, u64::from(head & 0x7f));

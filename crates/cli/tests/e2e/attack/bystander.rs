@@ -1,4 +1,4 @@
-//! Somebody who works with the server while others attack it: over REST, at the server's own socket, and with a host.
+//! A legitimate user who works with the server during an attack: over REST, on the server's local socket, and with a host.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -11,20 +11,20 @@ use gpuaas_testkit::{Launch, PATIENCE};
 use super::http::{self, Answer, Request};
 use super::target::Target;
 
-/// Where the bystander comes from: not from where the attack does.
+/// Address of the bystander; the attack comes from other addresses.
 const FROM: Ipv4Addr = Ipv4Addr::LOCALHOST;
 /// Pause between two rounds of work.
 const PAUSE: Duration = Duration::from_millis(100);
-/// How often a task is looked at until it is done.
+/// Interval at which a task is polled until it is done.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Works until it is told to finish.
+/// Works in the background until it is told to finish.
 pub(super) struct Bystander {
     stop: Arc<AtomicBool>,
     thread: std::thread::JoinHandle<Served>,
 }
 
-/// What the bystander got.
+/// What the bystander experienced.
 #[derive(Debug, Default)]
 pub(super) struct Served {
     pub(super) requests: usize,
@@ -43,7 +43,7 @@ impl std::fmt::Display for Served {
 
 struct Worker {
     api: SocketAddr,
-    /// The CLI at the server's own socket. A process of its own, as places there are shared out among processes.
+    /// The CLI on the server's local socket. It is a process of its own, because connections there are limited per process.
     at_the_server: Launch,
     folder: PathBuf,
     node: String,
@@ -66,7 +66,7 @@ impl Bystander {
             served: Served::default(),
         };
         let stopped = Arc::clone(&stop);
-        // A thread and a runtime of its own: what the attack does in this process must not delay its clock.
+        // A thread and a runtime of its own, so that the attack in this process does not delay the bystander's clock.
         let thread = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
             runtime.block_on(async {
@@ -97,7 +97,7 @@ impl Worker {
         let (status, _, reported) = self.at_the_server.run(&self.folder, PATIENCE);
         self.note("the local socket", started, if status.success() { Ok(()) } else { Err(reported) });
 
-        // A task goes the whole way: REST, store, the node's link, and back.
+        // A task goes all the way: REST, the store, the node's link, and back.
         let started = Instant::now();
         let order = format!(r#"{{"node":"{}","task_type":"diag.ping","params":{{"message":"still here"}}}}"#, self.node);
         let answer = http::send(FROM, self.api, &Request::json("/api/v1/tasks", &self.token, &order)).await;

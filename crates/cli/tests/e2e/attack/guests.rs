@@ -1,4 +1,4 @@
-//! What a guest does to the host it runs on: the listener for metrics is the only thing there that hears it.
+//! Attacks by a guest on its host. The metrics listener is the only part of the agent that guests can reach.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -16,12 +16,12 @@ use super::tenant::Tenant;
 use super::withstand;
 
 const PATH: &str = "/internal/v1/guest-telemetry";
-/// Where the other guest is.
+/// Address of the other guest.
 const VICTIM: Ipv4Addr = Ipv4Addr::LOCALHOST;
-/// The host takes a report of a guest once per second.
+/// The host accepts one report per second from a guest.
 const BETWEEN_REPORTS: Duration = Duration::from_millis(1100);
 
-/// The token that the agent gave to a guest, as the guest finds it in its seed.
+/// Returns the token that the agent gave to a guest, as the guest finds it in its seed image.
 fn token(folder: &Path, allocation: &str) -> String {
     let mut folders: Vec<PathBuf> = vec![folder.to_owned()];
     while let Some(folder) = folders.pop() {
@@ -37,7 +37,7 @@ fn token(folder: &Path, allocation: &str) -> String {
     panic!("{allocation} has no token under {}", folder.display());
 }
 
-/// Opens connections without end, says some of a report with its own token on each, and waits until it is cut off.
+/// Opens connections without end, sends a part of a report with its own token on each, and waits until it is disconnected.
 async fn flood(from: Ipv4Addr, to: SocketAddr, report: String, cut_at: usize, opened: Arc<AtomicUsize>) {
     loop {
         if let Ok(mut stream) = http::connect(from, to).await {
@@ -67,10 +67,10 @@ fn a_guest_that_floods_its_host_does_not_silence_another() {
         let opened = Arc::new(AtomicUsize::new(0));
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
         let (reports, slowest) = runtime.block_on(async {
-            // Its own address in most of them; the others it has no right to, but a network may be badly guarded.
+            // Most connections come from the guest's own address. The others are forged: a network may be badly protected.
             let addresses = std::iter::repeat_n(sources(1)[0], 100).chain(sources(60));
             for (number, from) in addresses.enumerate() {
-                // Silence, half a head, half a body.
+                // Nothing, half of the request, or all of it but three bytes.
                 let cut_at = [0, report.len() / 2, report.len() - 3][number % 3];
                 tokio::spawn(flood(from, to, report.clone(), cut_at, Arc::clone(&opened)));
             }

@@ -1,4 +1,4 @@
-//! What is done to a host behind its agent's back, and what an image's address can lead it to.
+//! Attacks on a host behind its agent's back, and what the URL of an image can make a host do.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
@@ -19,7 +19,7 @@ use crate::doubled_agent::DoubledAgent;
 use crate::link_double::LinkDouble;
 use crate::rotten_journal::payload;
 
-/// Somebody else than root, on every system.
+/// The user id of `nobody`: on every system, somebody other than root.
 const NOBODY: u32 = 65534;
 
 #[test]
@@ -59,7 +59,7 @@ fn a_host_without_its_journal_or_with_anothers_policy_runs_nothing() {
     });
 }
 
-/// Lets the agent find its policy in places that somebody else can change; returns how often it refused.
+/// Puts the agent's policy in places that another user can change. Returns how often the agent refused to start.
 fn foreign_policies(host: &mut AgentHost) -> usize {
     let config = host.folder.join("config.toml");
     let good = std::fs::read_to_string(&config).unwrap();
@@ -69,7 +69,7 @@ fn foreign_policies(host: &mut AgentHost) -> usize {
     std::fs::create_dir(&theirs).unwrap();
     write_private(&theirs.join("policy.toml"), &policy);
     chown(&theirs, Some(NOBODY), Some(NOBODY)).unwrap();
-    // The folder is root's, but somebody else decides which one it is.
+    // The folder belongs to root, but another user decides which folder the link points to.
     let real = host.folder.join("real");
     std::fs::create_dir(&real).unwrap();
     write_private(&real.join("policy.toml"), &policy);
@@ -91,7 +91,7 @@ fn foreign_policies(host: &mut AgentHost) -> usize {
     places.len()
 }
 
-/// A server of images that sends on to wherever its path says, and counts who comes.
+/// An image server that redirects to the target in its path, and counts requests.
 struct Images {
     port: u16,
     asked: Arc<AtomicUsize>,
@@ -129,7 +129,7 @@ impl Images {
     }
 }
 
-/// The owner lets images come from everywhere, as far as addresses go, and guests without the help of the processor.
+/// A policy that accepts images from any URL, and allows guests without hardware virtualization.
 fn policy(private_networks: &str) -> String {
     format!(
         "allowed_tasks = [\"diag.ping\", \"slice.vm_provision\"]\n[slices]\nnvme_serials = [\"*\"]\nimage_sources = [\"*\"]\n\
@@ -138,10 +138,10 @@ fn policy(private_networks: &str) -> String {
     )
 }
 
-/// Orders a guest from this image, in place of a control plane that believes its tenant, and returns what the host says of it.
+/// Orders a guest from this image, like a control plane that does not check what its tenant asks for. Returns the host's receipt.
 fn order(double: &LinkDouble, agent: &DoubledAgent, url: &str) -> Payload {
     let allocation = AllocationId::generate();
-    // A drive that is not there, and another one each time: none of them is proven clean where there is no hypervisor.
+    // A drive that does not exist, and a different one each time: without a hypervisor, no drive is proven clean again.
     let drive = format!("NONE-{allocation}");
     let params = json!({
         "allocation_id": allocation, "lease_epoch": 1,
@@ -166,13 +166,13 @@ fn receipt(double: &LinkDouble, agent: &DoubledAgent, id: gpuaas_contract::id::T
     payload(&receipts[0])
 }
 
-/// Whether this is why the order failed. Without a hypervisor the host cannot prove either that nothing is left of the guest, and says
-/// both.
+/// Returns whether this is why the order failed. Without a hypervisor the host cannot prove either that nothing is left of the
+/// guest, so the receipt may report both.
 fn because(reported: &Payload, code: &str) -> bool {
     reported.code == code || reported.message.contains(&format!("({code})"))
 }
 
-/// The real host's part of the agent, because a simulated host asks nobody for an image.
+/// Uses the agent's code for real hosts, because a simulated host downloads no images.
 #[test]
 #[allow(clippy::print_stdout, reason = "`cargo xtask attack` prints the figures")]
 fn an_image_does_not_lead_the_agent_into_the_owners_networks() {
@@ -204,7 +204,7 @@ fn an_image_does_not_lead_the_agent_into_the_owners_networks() {
     }
     assert_eq!(images.asked(), 0, "the agent connected to what it refused");
 
-    // The owner lists one address: that one is asked, and where it sends on to is not.
+    // The owner lists one private address: the host connects to that one, but does not follow its redirect.
     agent.program.sigkill();
     write_private(&agent.folder.join("policy.toml"), &policy("\"127.0.0.1\""));
     agent.restart(&double);

@@ -1,4 +1,4 @@
-//! Requests as a client of no particular library sends them, over connections of their own.
+//! Raw HTTP requests, each over a connection of its own.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -9,12 +9,11 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio_rustls::TlsConnector;
 
-/// Longest time for one request of anybody.
+/// Time limit for one request.
 const TIMEOUT: Duration = Duration::from_secs(20);
-/// Most bytes of an answer that are read.
+/// Largest response that is read, in bytes.
 const MAX_ANSWER: u64 = 4 * 1024 * 1024;
 
-/// An answer.
 #[derive(Debug)]
 pub(super) struct Answer {
     pub(super) status: u16,
@@ -23,7 +22,7 @@ pub(super) struct Answer {
 }
 
 impl Answer {
-    /// The first header of this name, which is in lower case as the server writes it.
+    /// Returns the first header with this name, in lower case as the server writes it.
     pub(super) fn header(&self, name: &str) -> Option<&str> {
         self.head.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
     }
@@ -33,14 +32,13 @@ impl Answer {
     }
 }
 
-/// A request.
 pub(super) struct Request<'a> {
     pub(super) method: &'a str,
     pub(super) path: &'a str,
     pub(super) token: Option<&'a str>,
-    /// Content type and bytes.
+    /// Content type and content.
     pub(super) body: Option<(&'a str, &'a str)>,
-    /// Other headers.
+    /// Further headers.
     pub(super) headers: &'a [(&'a str, &'a str)],
 }
 
@@ -75,7 +73,7 @@ impl<'a> Request<'a> {
     }
 }
 
-/// Connects from this address of the loopback range, so that one machine can be many.
+/// Connects from this address of the loopback range, so that one machine can act as many.
 pub(super) async fn connect(from: Ipv4Addr, to: SocketAddr) -> std::io::Result<TcpStream> {
     let socket = TcpSocket::new_v4()?;
     socket.set_reuseaddr(true)?;
@@ -83,13 +81,13 @@ pub(super) async fn connect(from: Ipv4Addr, to: SocketAddr) -> std::io::Result<T
     tokio::time::timeout(TIMEOUT, socket.connect(to)).await.map_err(std::io::Error::other)?
 }
 
-/// Sends a request over a connection of its own.
+/// Sends a request over a new connection.
 pub(super) async fn send(from: Ipv4Addr, to: SocketAddr, request: &Request<'_>) -> Result<Answer, String> {
     let stream = connect(from, to).await.map_err(|error| format!("cannot connect: {error}"))?;
     exchange(stream, request).await
 }
 
-/// Sends a request over a TLS connection of its own to a link listener.
+/// Sends a request over a new TLS connection to a link listener.
 pub(super) async fn send_tls(
     from: Ipv4Addr,
     to: SocketAddr,

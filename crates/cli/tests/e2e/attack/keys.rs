@@ -1,4 +1,4 @@
-//! What somebody finds who makes the server crash and reads what is left of it.
+//! What an attacker finds who makes the server crash and reads what it leaves behind.
 
 use std::os::unix::process::ExitStatusExt as _;
 

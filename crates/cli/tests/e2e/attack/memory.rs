@@ -1,4 +1,4 @@
-//! Bytes that the server is made to keep: unfinished bodies over HTTP/2, and frames over WebSocket that never end.
+//! Attacks that make the server hold memory: unfinished request bodies over HTTP/2, and WebSocket frames that never end.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -15,7 +15,7 @@ use super::{http, is_long, withstand};
 
 const FROM: Ipv4Addr = Ipv4Addr::new(127, 66, 1, 1);
 
-/// One connection with as many requests as the server takes, each with a body that stops before its end.
+/// Opens one connection with as many requests as the server accepts, each with a body that stops before its end.
 async fn unfinished_bodies(api: SocketAddr, path: &'static str, streams: usize, bytes: usize) {
     let Ok(stream) = http::connect(FROM, api).await else { return };
     let Ok((sender, connection)) = hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await else {
@@ -35,7 +35,7 @@ async fn unfinished_bodies(api: SocketAddr, path: &'static str, streams: usize, 
         requests.spawn(async move { sender.send_request(request).await.map(|answer| answer.status()) });
     }
     while requests.join_next().await.is_some() {}
-    // What the server has refused is not asked again; the connection stays.
+    // Requests that the server has refused are not repeated. The connection stays open.
     std::future::pending::<()>().await;
 }
 
@@ -57,7 +57,7 @@ fn unfinished_bodies_over_http2_do_not_fill_the_memory() {
     });
 }
 
-/// Opens the stream of a project's events and begins one frame that it never ends. True if the server took the upgrade.
+/// Opens a project's event stream and starts a frame that never ends. Returns true if the server accepted the upgrade.
 async fn endless_frame(api: SocketAddr, path: &str, token: &str, size: usize) -> bool {
     let Ok(mut stream) = http::connect(FROM, api).await else { return false };
     let upgrade = format!(
@@ -68,7 +68,7 @@ async fn endless_frame(api: SocketAddr, path: &str, token: &str, size: usize) ->
     let mut answer = [0; 4096];
     let read = stream.read(&mut answer).await.unwrap_or(0);
     let upgraded = answer[..read].starts_with(b"HTTP/1.1 101");
-    // A text frame, masked, with its length in eight bytes.
+    // A masked text frame with a 64-bit length.
     let mut head = vec![0x81, 0x80 | 127];
     head.extend_from_slice(&(size as u64).to_be_bytes());
     head.extend_from_slice(&[0; 4]);

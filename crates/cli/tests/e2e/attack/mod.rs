@@ -1,8 +1,9 @@
-//! Attacks by strangers, tenants, guests, nodes and hosts on real processes with ordinary limits, each with a legitimate user at work beside it.
+//! Attacks by strangers, tenants, guests, nodes and hosts on real processes with ordinary limits, while a legitimate user works
+//! next to them.
 //!
-//! An attack here has four parts: a server with 1,024 descriptors and a node; a [`Bystander`] who keeps working; the attack itself; and what
-//! must hold: the bystander is served all the time, the server's memory stays within its budget, and what the attack took is given back.
-//! `cargo xtask attack` runs the long forms.
+//! Every test has four parts: a server with 1,024 file descriptors and a node; a [`Bystander`] who keeps working; the attack
+//! itself; and what must hold: the bystander is served all the time, the server's memory stays within its budget, and everything
+//! that the attack occupied is released. `cargo xtask attack` runs the long forms.
 
 mod bystander;
 mod guests;
@@ -23,19 +24,18 @@ use std::time::Duration;
 use bystander::{Bystander, Served};
 use target::Target;
 
-/// What the server's memory may grow to: everything it needs at rest and every budget used up.
+/// What the server's memory may grow to: what it needs at rest, and every internal budget used up.
 const MEMORY_BUDGET_KIB: u64 = 512 * 1024;
-/// How long the bystander may wait for anything in the long form, when nothing else keeps the machine busy.
+/// Longest wait of the bystander in the long form, when nothing else keeps the machine busy.
 const PATIENCE_ALONE: Duration = Duration::from_secs(2);
-/// The same in the short form, which runs beside other tests.
+/// The same in the short form, which runs next to other tests.
 const PATIENCE_BESIDE_TESTS: Duration = Duration::from_secs(15);
 
-/// Whether this is the long form.
 fn is_long() -> bool {
     gpuaas_testkit::proof_count(0, 1) > 0
 }
 
-/// Runs `attack` on the target while somebody works beside it, then checks what must hold and prints the figures.
+/// Runs `attack` on the target next to a bystander, then checks what must hold and prints the figures.
 #[allow(clippy::print_stdout, reason = "`cargo xtask attack` prints the figures")]
 fn withstand(name: &str, target: &mut Target, attack: impl FnOnce(&Target) -> String) {
     let before = target.usage();

@@ -1,4 +1,4 @@
-//! What hosts try: to pass for a node, to be a node twice, and to fill the store of the server.
+//! Attacks by hosts: to impersonate a node, to run a node twice, and to fill the server's store.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -27,7 +27,7 @@ fn a_host_that_looks_like_a_node_does_not_become_it() {
     withstand("imitated-node", &mut target, |target| {
         let cluster = &target.cluster;
         let before = cluster.wait_online(&target.node, true);
-        // Other installations of the agent, with keys and names of their own, on what looks like the same machine.
+        // Further installations of the agent, with keys and names of their own, on what looks like the same machine.
         let [thief, other] = ["gpu-8", "gpu-9"].map(|name| {
             let host = AgentHost::new(cluster, name, Carrier::Stream, Some("h100"), None);
             copy_folder(&known.join("state/host"), &host.folder.join("state/host"));
@@ -42,7 +42,7 @@ fn a_host_that_looks_like_a_node_does_not_become_it() {
         let existing = &list(&requests)[0]["existing_node"];
         assert_eq!(existing["id"], target.node.as_str(), "the operator is not shown the match: {requests}");
         assert_eq!((&existing["online"], &existing["needs_replace"]), (&true.into(), &true.into()), "{requests}");
-        // What it takes is more than a slip of the hand.
+        // Replacing a node takes an explicit option, so it does not happen by mistake.
         let approved = cluster.cli(&["node", "approve", id]);
         assert!(approved.code != 0 && approved.stderr.contains("--replace-node"), "{approved:?}");
         let ran = other.agent(&["enroll", "--server", &cluster.link, "--token", &cluster.join_token()]);
@@ -85,7 +85,7 @@ fn a_certificate_made_with_the_leaked_ca_key_opens_no_link() {
     });
 }
 
-/// A running node, and a second agent process with a copy of its files. Neither works any more afterwards.
+/// Runs a node, and a second agent process with a copy of its files. Afterwards neither of them works.
 fn copied(target: &Target, name: &str, carrier: Carrier) {
     let cluster = &target.cluster;
     let mut owner = AgentHost::enrolled(cluster, name, carrier);
@@ -124,21 +124,22 @@ fn a_copy_of_a_nodes_files_gets_no_task_and_locks_the_node() {
     });
 }
 
-/// Bytes of every file in a folder.
+/// Returns the size of all files in a folder.
 fn bytes_in(folder: &Path) -> u64 {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.metadata().ok()).filter(std::fs::Metadata::is_file).map(|file| file.len()).sum()
 }
 
-/// What a hostile node sends of one task's log.
+/// What a hostile node sends as the log of one task.
 const CHUNKS_PER_TASK: u64 = 60;
 const LINES_PER_CHUNK: u64 = 100;
 const LINE: usize = 16_000;
 
-/// Sends logs of these tasks and heartbeats with ever new names, and waits until the server has taken or dropped all of it.
+/// Sends logs of these tasks and heartbeats with ever new host names, and waits until the server has stored or dropped
+/// everything.
 async fn flood(link: Link, tasks: Vec<String>, heartbeats: u64) {
     let Link { say, mut answers } = link;
-    // Read when everything is sent: room for every chunk of every task.
+    // Acknowledgments are only read once everything is sent, so there is room for one per chunk of every task.
     let (acknowledged, mut acknowledgments) = mpsc::channel(4096);
     let answer = say.clone();
     let reader = tokio::spawn(async move {
@@ -192,11 +193,11 @@ async fn flood(link: Link, tasks: Vec<String>, heartbeats: u64) {
 #[test]
 fn a_node_that_floods_logs_and_names_fills_neither_the_store_nor_the_screen() {
     let mut target = Target::start();
-    // Enrolled as it should be; its agent never runs.
+    // Enrolled regularly, but its agent never runs.
     let host = AgentHost::enrolled(&target.cluster, "gpu-2", Carrier::Stream);
     let node = host.node_id();
     let (tasks, heartbeats) = if is_long() { (6, 5_000) } else { (1, 300) };
-    // Of one task 32 MiB are kept, of one node 128 MiB per hour; pages, indexes and the write-ahead log come on top.
+    // The server keeps 32 MiB per task, and 128 MiB per node and hour. Pages, indexes and the write-ahead log come on top.
     let kept: u64 = if is_long() { 128 } else { 32 };
     let allowed = (kept + kept / 4 + 24) * 1024 * 1024;
     withstand("hostile-node", &mut target, |target| {

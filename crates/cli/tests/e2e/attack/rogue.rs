@@ -1,4 +1,4 @@
-//! A node whose agent is somebody else's program: it has a node's own files and says over the real link whatever it likes.
+//! A node with a malicious agent: it has the node's own files, and sends whatever it likes over the real link.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
@@ -17,7 +17,7 @@ use tonic::Streaming;
 use super::http::{self, Answer, Request};
 use super::target::Target;
 
-/// What a node's files say.
+/// The identity in a node's files.
 pub(super) struct Rogue {
     address: SocketAddr,
     pub(super) node: String,
@@ -28,14 +28,14 @@ pub(super) struct Rogue {
     key_pem: String,
 }
 
-/// An open stream.
+/// An open link stream.
 pub(super) struct Link {
     pub(super) say: mpsc::Sender<FromNode>,
     pub(super) answers: Streaming<ToNode>,
 }
 
 impl Rogue {
-    /// With everything that is in this folder of a host.
+    /// Uses the identity in this host's folder.
     pub(super) fn of(target: &Target, host: &Path) -> Self {
         let read = |file: &str| std::fs::read_to_string(host.join("state/identity").join(file)).unwrap();
         let identity: serde_json::Value = serde_json::from_str(&read("identity.json")).unwrap();
@@ -51,7 +51,7 @@ impl Rogue {
         }
     }
 
-    /// The same node with a certificate that is made with the CA's own key: the serial number is that of the live one, the key is not.
+    /// The same node with a certificate forged with the CA's own key: it has the serial number of the valid one, but another key.
     pub(super) fn forged(mut self, server_keys: &Path) -> Self {
         let read = |file: &str| std::fs::read_to_string(server_keys.join(file)).unwrap();
         let ca_key = rcgen::KeyPair::from_pem(&read("ca.key")).expect("the CA's key");
@@ -102,7 +102,7 @@ impl Rogue {
         }
     }
 
-    /// Opens the stream and says hello.
+    /// Opens the stream and sends the hello.
     pub(super) async fn connect(&self) -> Result<Link, tonic::Status> {
         let (connector, address) = (self.tls(b"h2"), self.address);
         let dial = tower::service_fn(move |_: ::http::Uri| {
@@ -123,7 +123,7 @@ impl Rogue {
         Ok(Link { say, answers })
     }
 
-    /// Says hello over long-poll.
+    /// Sends the hello over long-poll.
     pub(super) async fn hello_by_poll(&self) -> Result<Answer, String> {
         let path = route::HELLO.replace("{node}", &self.node);
         let body = serde_json::to_string(&self.hello()).expect("JSON");

@@ -1,4 +1,4 @@
-//! Connections that are opened and never used: as many as the attacker likes, for as long as it likes, on every listener.
+//! Connections that are opened and never used, in any number and for any time, on every listener.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -16,25 +16,25 @@ use tokio_rustls::TlsConnector;
 use super::target::Target;
 use super::{http, is_long, withstand};
 
-/// How long the attacker waits before it opens a connection again.
+/// How long the attacker waits before it reopens a connection.
 const AGAIN: Duration = Duration::from_millis(100);
 
-/// How a connection is held without ever finishing a request.
+/// How a connection is held open without ever finishing a request.
 #[derive(Clone, Copy, Debug)]
 enum Hold {
     /// Nothing is sent.
     Silence,
-    /// The first bytes of HTTP/2, which the server must read further to know.
+    /// The start of the HTTP/2 preface. The server must read on to recognize the protocol.
     HalfPreface,
-    /// HTTP/2 is agreed upon, and no request follows.
+    /// HTTP/2 is negotiated, but no request follows.
     PrefaceOnly,
-    /// A head that never ends.
+    /// A request head that never ends.
     HalfHead,
-    /// A body that never ends.
+    /// A request body that never ends.
     HalfBody,
-    /// A complete request, and nothing after its answer.
+    /// A complete request, and nothing after its response.
     IdleAfterAnswer,
-    /// A reader of metrics that never comes to the end of its own head.
+    /// A request to the metrics listener whose head never ends.
     HalfMetrics,
 }
 
@@ -53,7 +53,7 @@ impl Hold {
         match self {
             Self::Silence => b"",
             Self::HalfPreface => b"PRI *",
-            // The preface and an empty frame of settings.
+            // The preface and an empty SETTINGS frame.
             Self::PrefaceOnly => b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00",
             Self::HalfHead => b"GET /healthz HTTP/1.1\r\nhost: gpuaas.test\r\nx-slow: ",
             Self::HalfBody => {
@@ -65,11 +65,11 @@ impl Hold {
     }
 }
 
-/// Where the connections go.
+/// The listener that is attacked.
 #[derive(Clone)]
 enum Door {
     Plain(SocketAddr),
-    /// With TLS on top, unless the attack is not to speak TLS at all.
+    /// With TLS on top, unless the attack sends no TLS at all.
     Tls(SocketAddr, Option<TlsConnector>),
     Local(PathBuf),
 }
@@ -91,12 +91,12 @@ impl Door {
     }
 }
 
-/// The addresses that the attack comes from.
+/// Returns the addresses that the attack comes from.
 pub(super) fn sources(count: u8) -> Vec<Ipv4Addr> {
     (1..=count).map(|last| Ipv4Addr::new(127, 66, 0, last)).collect()
 }
 
-/// Holds `count` connections, opening each again as soon as it is cut, and says how that went.
+/// Holds `count` connections, reopening each as soon as it is closed. Returns a summary.
 fn hold(door: &Door, ways: &[Hold], count: usize, sources: &[Ipv4Addr], time: Duration) -> String {
     let (opened, cut) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
@@ -110,7 +110,7 @@ fn hold(door: &Door, ways: &[Hold], count: usize, sources: &[Ipv4Addr], time: Du
                         opened.fetch_add(1, Ordering::Relaxed);
                         let _ = connection.write_all(way.bytes()).await;
                         let mut answer = [0; 4096];
-                        // Whatever the server says is taken, until it hangs up.
+                        // Reads whatever the server sends, until it closes the connection.
                         while matches!(connection.read(&mut answer).await, Ok(read) if read > 0) {}
                         cut.fetch_add(1, Ordering::Relaxed);
                     }

@@ -1,4 +1,4 @@
-//! What somebody without any right can do with the pages and doors that are open to everybody.
+//! Attacks without credentials, through the pages and endpoints that are open to everybody.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::cluster::{AgentHost, Carrier};
 
 const EMAIL: &str = "ada@example.org";
 const PASSWORD: &str = "seven green lanterns";
-/// Where the legitimate user comes from.
+/// Address of the legitimate user.
 const USER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 1);
 
 pub(super) fn time() -> Duration {
@@ -30,10 +30,10 @@ pub(super) fn patience() -> Duration {
     if is_long() { PATIENCE_ALONE } else { PATIENCE_BESIDE_TESTS }
 }
 
-/// Somebody who does the same thing again and again.
+/// An attacker who repeats one action.
 type Stranger = Box<dyn FnMut() -> BoxFuture<'static, ()> + Send>;
 
-/// Lets `strangers` do the same thing again and again while `user` does theirs; returns how often each was done, and the user's slowest.
+/// Lets `strangers` repeat their actions while `user` works. Returns how often each side acted, and the user's longest wait.
 fn beside(strangers: Vec<Stranger>, user: impl AsyncFn() -> Result<(), String>) -> (usize, usize, Duration) {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
     let attempts = Arc::new(AtomicUsize::new(0));
@@ -50,7 +50,7 @@ fn beside(strangers: Vec<Stranger>, user: impl AsyncFn() -> Result<(), String>) 
         let started = Instant::now();
         let (mut served, mut slowest) = (0, Duration::ZERO);
         while started.elapsed() < time() {
-            // At a pace that is a person's: they have a budget, too.
+            // At a human pace, because users have a rate limit too.
             tokio::time::sleep(time() / 8).await;
             let asked = Instant::now();
             user().await.unwrap_or_else(|error| panic!("the legitimate user was turned away: {error}"));
@@ -78,7 +78,7 @@ fn encoded(fields: &[(&str, &str)]) -> String {
     fields.iter().map(|(name, value)| format!("{}={}", escape(name), escape(value))).collect::<Vec<_>>().join("&")
 }
 
-/// The sign-in page, as a browser opens it, and its form sent back with these words.
+/// Opens the sign-in page as a browser does, and submits its form with these credentials.
 async fn sign_in(from: Ipv4Addr, api: std::net::SocketAddr, email: &str, password: &str) -> Result<Answer, String> {
     let challenge = "E9Melhoa2OwvFrEMTJguCHaoeK1t8URWbuGJSstw-cM";
     let query = encoded(&[
@@ -120,7 +120,7 @@ fn wrong_passwords_of_strangers_do_not_keep_anybody_from_signing_in() {
     withstand("passwords", &mut target, |target| {
         let api = target.api();
         let strangers = sources(8).into_iter().cycle().take(32).enumerate().map(|(number, from)| -> Stranger {
-            // Half of them know an address that exists.
+            // Half of the attackers know an e-mail address that exists.
             let email = if number % 2 == 0 { EMAIL.to_owned() } else { format!("nobody-{number}@example.org") };
             Box::new(move || {
                 let email = email.clone();
@@ -133,7 +133,7 @@ fn wrong_passwords_of_strangers_do_not_keep_anybody_from_signing_in() {
             answer if answer.status == 303 => Ok(()),
             answer => Err(format!("{answer:?}")),
         };
-        // Somebody who has signed in from here before, as users have.
+        // A user who has signed in from this address before, as most users have.
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         runtime.block_on(user()).expect("signs in before the attack");
         let (attempts, served, slowest) = beside(strangers.collect(), user);
@@ -195,7 +195,7 @@ fn a_flood_of_enrollment_requests_does_not_keep_a_host_out() {
                 })
             })
         });
-        // A host whose owner has read out its key to an operator.
+        // A host whose owner has read its key out to an operator.
         let host = AgentHost::new(&target.cluster, "gpu-2", Carrier::Stream, Some("h100"), None);
         let pin = target.cluster.ca_pin();
         let (attempts, ..) = beside(strangers.collect(), async || Ok(()));
@@ -210,7 +210,7 @@ fn a_flood_of_enrollment_requests_does_not_keep_a_host_out() {
         ]);
         let line = enrolling.wait_for_line("waiting for an operator", PATIENCE);
         let id = line.split_whitespace().find(|word| word.starts_with("enroll_")).unwrap_or_else(|| panic!("no id in {line}"));
-        // The operator approves the host whose key was read out to them.
+        // The operator approves the host with the key that the owner read out.
         let told = enrolling.wait_for_line("receipt key is", PATIENCE);
         let key = told.split("receipt key is ").nth(1).and_then(|rest| rest.split(';').next()).unwrap_or_default();
         let requests = target.cluster.cli(&["node", "requests"]).stdout;

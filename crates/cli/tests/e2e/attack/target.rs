@@ -1,4 +1,4 @@
-//! What is attacked: a server with ordinary limits, and a node that is online.
+//! The target of the attacks: a server with ordinary limits, and a node that is online.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -9,21 +9,20 @@ use gpuaas_testkit::eventually;
 use super::http::{self, Answer, Request};
 use crate::cluster::{AgentHost, Carrier, Cluster};
 
-/// Descriptors that an ordinary login or service has.
+/// Number of file descriptors that an ordinary login or service has.
 const OPEN_FILES: u32 = 1024;
-/// What an attack took must be free again this long after its end.
+/// How long after its end everything that an attack occupied must be released.
 const RECOVERY: Duration = Duration::from_secs(10);
-/// The same in the short form, which runs beside other tests.
+/// The same in the short form, which runs next to other tests.
 const RECOVERY_BESIDE_TESTS: Duration = Duration::from_secs(40);
-/// Connections of the store's pool, logs and the like may come and go.
+/// Number of descriptors that may come and go, such as those of the store's connection pool and of logs.
 const OTHER_DESCRIPTORS: usize = 24;
 
-/// How long what must end may go on.
+/// Returns how long something may take that must end after an attack.
 pub(super) fn patience_after() -> Duration {
     if super::is_long() { RECOVERY } else { RECOVERY_BESIDE_TESTS }
 }
 
-/// A server and a node.
 pub(super) struct Target {
     pub(super) cluster: Cluster,
     pub(super) node: String,
@@ -31,7 +30,7 @@ pub(super) struct Target {
     _host: AgentHost,
 }
 
-/// What the server's process uses.
+/// Resources that the server's process uses.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Usage {
     pub(super) resident_kib: u64,
@@ -41,7 +40,7 @@ pub(super) struct Usage {
 
 impl Target {
     pub(super) fn start() -> Self {
-        // The attacker needs more descriptors than the attacked.
+        // The attacker needs more descriptors than the server that it attacks.
         let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
         rustix::process::setrlimit(
             rustix::process::Resource::Nofile,
@@ -57,29 +56,29 @@ impl Target {
         Self { cluster, node, token, _host: host }
     }
 
-    /// Where REST listens.
+    /// Returns the address of the REST listener.
     pub(super) fn api(&self) -> SocketAddr {
         self.cluster.url().trim_start_matches("http://").parse().expect("an address")
     }
 
-    /// Where agents connect.
+    /// Returns the address that agents connect to.
     pub(super) fn link(&self) -> SocketAddr {
         self.cluster.link.parse().expect("an address")
     }
 
-    /// The socket for whoever sits at the server.
+    /// Returns the path of the server's local socket.
     pub(super) fn local_socket(&self) -> PathBuf {
         self.cluster.dir.join("server/admin.sock")
     }
 
-    /// Asks for something, as anybody does over REST.
+    /// Sends a request over REST, from an ordinary address.
     pub(super) fn ask(&self, request: &Request<'_>) -> Answer {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         let answer = runtime.block_on(http::send(std::net::Ipv4Addr::LOCALHOST, self.api(), request));
         answer.unwrap_or_else(|error| panic!("{} {}: {error}", request.method, request.path))
     }
 
-    /// What the server uses now.
+    /// Returns what the server uses now.
     pub(super) fn usage(&self) -> Usage {
         let id = self.cluster.server_id();
         let status = std::fs::read_to_string(format!("/proc/{id}/status")).expect("the server runs");
@@ -91,7 +90,7 @@ impl Target {
         Usage { resident_kib: kib("VmRSS:"), peak_kib: kib("VmHWM:"), descriptors }
     }
 
-    /// Waits until the server holds no more descriptors than before, and its node is online. Returns how long that took.
+    /// Waits until the server has no more descriptors open than before and its node is online. Returns how long that took.
     pub(super) fn wait_recovered(&self, before: &Usage) -> Duration {
         let started = Instant::now();
         eventually(patience_after(), "the server gives back what the attack took", || {

@@ -1,4 +1,4 @@
-//! Tenants of the attacked server: what they can lease, and keys to ask for it with.
+//! Tenants of the attacked server, with something to lease and keys to request it with.
 
 use gpuaas_testkit::free_port;
 use serde_json::{Value, json};
@@ -8,19 +8,19 @@ use super::target::Target;
 use crate::cluster::{AgentHost, Carrier};
 
 const SSH_KEY: &str = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJwBQ0Rk5yyC9bmCK1Kf9gvvNQWYF3rPzqeQFZ0sWsWq";
-/// Digest of an image.
+/// SHA-256 of an image.
 pub(super) const DIGEST: &str = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
 
 /// A project, a host of its own to lease from, and one product.
 pub(super) struct Tenant {
     pub(super) project: String,
     pub(super) node: String,
-    /// Where that host listens to its guests.
+    /// Address on which that host listens for its guests' metrics.
     pub(super) telemetry: String,
     pub(super) host: AgentHost,
 }
 
-/// A key of a service account.
+/// An API key of a service account.
 pub(super) struct Key {
     pub(super) account: String,
     pub(super) id: String,
@@ -46,7 +46,7 @@ impl Tenant {
         Self { project, node, telemetry, host }
     }
 
-    /// A key of a new service account with this role.
+    /// Creates a service account with this role, and a key for it.
     pub(super) fn key(&self, target: &Target, account: &str, role: &str) -> Key {
         target.cluster.json(&["service-account", "create", account, "--role", role]);
         let made = target.cluster.json(&["key", "create", account]);
@@ -54,17 +54,17 @@ impl Tenant {
         Key { account: text(&made["key"]["service_account_id"]), id: text(&made["key"]["id"]), secret: text(&made["secret"]) }
     }
 
-    /// A path below the project's.
+    /// Returns a path below that of the project.
     pub(super) fn path(&self, rest: &str) -> String {
         format!("/api/v1/projects/{}/{rest}", self.project)
     }
 
-    /// What a tenant asks for: an allocation that can be fulfilled.
+    /// Returns a request for an allocation that can be fulfilled.
     pub(super) fn request(name: &str) -> Value {
         json!({ "name": name, "sku": "h100-1x", "image": "ubuntu", "ssh_public_keys": [SSH_KEY] })
     }
 
-    /// Leases a guest with this key and waits until it runs; returns its id.
+    /// Leases a guest with this key and waits until it runs. Returns its id.
     pub(super) fn lease(&self, target: &Target, key: &Key, name: &str) -> String {
         let made = target.ask(&Request::json(&self.path("allocations"), &key.secret, &Self::request(name).to_string()));
         assert_eq!(made.status, 201, "{made:?}");

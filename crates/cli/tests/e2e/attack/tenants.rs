@@ -1,4 +1,5 @@
-//! What tenants try who have a right to something: to name parts of a host, to hand on more than they have, to keep what was taken away.
+//! Attacks by tenants who have some permissions: to address parts of a host, to delegate more than they have, to keep what was
+//! revoked.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +12,7 @@ use super::target::{Target, patience_after};
 use super::tenant::{DIGEST, Key, Tenant};
 use super::{is_long, withstand};
 
-/// Parts of a host, and words to name them with.
+/// Fields that would address parts of a host, with values for them.
 fn parts_of_a_host() -> Vec<(&'static str, Value)> {
     vec![
         ("ovs_bridge", json!("br-management")),
@@ -32,7 +33,7 @@ fn code(answer: &Answer) -> String {
     answer.json()["code"].as_str().unwrap_or("none").to_owned()
 }
 
-/// How many tasks there are but for those of the bystander.
+/// Returns the number of tasks, without those of the bystander.
 fn tasks(target: &Target) -> usize {
     let tasks = target.cluster.json(&["task", "ls", "--limit", "1000"]);
     let items = tasks.as_array().or_else(|| tasks["items"].as_array()).unwrap_or_else(|| panic!("no list: {tasks}"));
@@ -54,7 +55,7 @@ fn a_tenant_names_no_part_of_a_host() {
             assert!((400..500).contains(&answer.status), "an allocation with {name}: {answer:?}");
             refused += 1;
         }
-        // The ways of operators.
+        // The endpoints for operators.
         let slice = json!({
             "node": tenant.node, "slots": [0], "vm_name": "trainer", "ovs_bridge": "br-management",
             "image": { "url": "https://images.example/u.img", "sha256": DIGEST },
@@ -70,7 +71,7 @@ fn a_tenant_names_no_part_of_a_host() {
         assert!((400..500).contains(&answer.status), "an image in a host's folder: {answer:?}");
         refused += 1;
         assert_eq!(tasks(target), before, "a task was made for what was refused");
-        // The same request without any of it is fulfilled.
+        // The same request without any of these fields is fulfilled.
         tenant.lease(target, &owner, "trainer");
         format!(
             "{refused} requests that name a bridge, a device, a node or a file refused, {}",
@@ -79,10 +80,10 @@ fn a_tenant_names_no_part_of_a_host() {
     });
 }
 
-/// An operator, or whoever stole an operator's token, names what the host's owner does not allow.
+/// An operator, or somebody with an operator's token, asks for what the host's owner does not allow.
 fn denied_by_the_policy(target: &Target, tenant: &Tenant) -> String {
     let source = ["--image-url", "https://images.example/u.img"];
-    // A slot for each, so that none is in the way of the next.
+    // A slot for each attempt, so that none blocks the next.
     let ways: [(&str, &[&str]); 3] = [
         ("5", &[source[0], source[1], "--bridge", "br-management"]),
         ("6", &["--image-url", "https://elsewhere.example/u.img"]),
@@ -97,7 +98,7 @@ fn denied_by_the_policy(target: &Target, tenant: &Tenant) -> String {
     format!("{} orders of an operator denied by the host's policy", ways.len())
 }
 
-/// Makes a key of the account with another key.
+/// Creates a key of the account, authenticated with another key.
 fn mint(target: &Target, tenant: &Tenant, with: &str, account: &str, wanted: &Value) -> Answer {
     let path = tenant.path(&format!("service-accounts/{account}/keys"));
     target.ask(&Request::json(&path, with, &wanted.to_string()))
@@ -128,7 +129,7 @@ fn a_key_hands_on_nothing_wider_and_nothing_that_outlives_it() {
         let account = json!({ "name": "helper", "role": "owner" }).to_string();
         let answer = target.ask(&Request::json(&tenant.path("service-accounts"), &parent, &account));
         assert!((400..500).contains(&answer.status), "an account with a role beyond the key: {answer:?}");
-        // What nobody asked for is inherited, and a chain has an end.
+        // A new key inherits the limits that the request leaves out, and the length of a chain is limited.
         let (_, child) = made(mint(target, &tenant, &parent, &owner.account, &json!({ "name": "child" })));
         let answer = mint(target, &tenant, &child, &owner.account, &json!({ "name": "grandchild" }));
         assert_eq!(code(&answer), "key_chain_too_long", "{answer:?}");
@@ -151,7 +152,7 @@ fn a_key_hands_on_nothing_wider_and_nothing_that_outlives_it() {
     });
 }
 
-/// Opens a stream and returns what ends when it does.
+/// Opens a stream. Returns a task that ends when the stream does.
 async fn open(target: &Target, path: &str, token: &str) -> JoinHandle<()> {
     let mut stream = http::connect(std::net::Ipv4Addr::LOCALHOST, target.api()).await.expect("connects");
     let upgrade = match path.contains("/ws") {
@@ -171,7 +172,7 @@ async fn open(target: &Target, path: &str, token: &str) -> JoinHandle<()> {
     tokio::spawn(async move {
         let mut rest = [0; 4096];
         let mut end = Vec::new();
-        // Over HTTP/1.1 a stream ends with an empty chunk, and the connection may stay; a WebSocket ends with its connection.
+        // Over HTTP/1.1 a stream ends with an empty chunk and its connection may stay open. A WebSocket ends with its connection.
         while let Ok(read @ 1..) = stream.read(&mut rest).await {
             end.extend_from_slice(&rest[..read]);
             if end.ends_with(b"0\r\n\r\n") {
@@ -183,7 +184,8 @@ async fn open(target: &Target, path: &str, token: &str) -> JoinHandle<()> {
     })
 }
 
-/// Opens everything that stays open with this token, has the right taken away, and returns how many streams ended and how late the last.
+/// Opens every type of stream with this token, revokes the right, and returns how many streams ended and how long the last one
+/// took.
 fn all_end(target: &Target, paths: &[String], token: &str, revoke: impl FnOnce()) -> (usize, Duration) {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
     let streams = runtime.block_on(async {
@@ -191,7 +193,7 @@ fn all_end(target: &Target, paths: &[String], token: &str, revoke: impl FnOnce()
         for path in paths {
             streams.push((path.clone(), open(target, path, token).await));
         }
-        // Not one that would have ended anyway.
+        // Rule out streams that would have ended anyway.
         tokio::time::sleep(Duration::from_millis(500)).await;
         for (path, stream) in &streams {
             assert!(!stream.is_finished(), "{path} ended by itself");
@@ -231,7 +233,7 @@ fn what_a_revoked_key_has_open_ends() {
             format!("/api/v1/allocations/{allocation}/watch"),
             format!("/api/v1/tasks/{console}/watch"),
         ];
-        // As many as one caller may have.
+        // As many as one caller may have open.
         let times = if is_long() { 4 } else { 2 };
         let paths: Vec<String> = each.iter().cycle().take(each.len() * times).cloned().collect();
         let (streams, took) = all_end(target, &paths, &secret, || {
