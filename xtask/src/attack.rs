@@ -1,5 +1,4 @@
-//! `cargo xtask attack`: attacks real processes while a legitimate user works next to them. `cargo xtask test` runs the short
-//! forms.
+//! `cargo xtask attack`: attacks real processes while a legitimate user works next to them. `cargo xtask test` runs the short forms.
 
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::process::CommandExt as _;

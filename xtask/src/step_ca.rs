@@ -22,8 +22,7 @@ fn built() -> PathBuf {
     folder().join("bin/step-ca")
 }
 
-/// Finds the program: from the variable, or built from the current source. One in `PATH` is not used, because its name and
-/// options differ.
+/// Finds the program: from the variable, or built from the current source. One in `PATH` is not used, because its name and options differ.
 pub(crate) fn program() -> Option<PathBuf> {
     let given = std::env::var_os(PROGRAM_VARIABLE).map(PathBuf::from).filter(|path| path.is_file());
     let source = std::fs::read(crate::cargo::workspace().join(SOURCE)).ok();

@@ -42,8 +42,7 @@ struct Section {
 }
 
 impl ConfigFile {
-    /// Returns the settings of this profile (its section, or the keys outside of all sections), and whether the file has the
-    /// profile.
+    /// Returns the settings of this profile (its section, or the keys outside of all sections), and whether the file has the profile.
     fn of_profile(mut self, profile: &str) -> (Self, bool) {
         match self.profiles.remove(profile) {
             Some(Section { url, token, token_file, ca_file, project }) => {

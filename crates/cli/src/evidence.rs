@@ -1,5 +1,4 @@
-//! Verifies that the control plane ordered a task and that the node carried it out. Works offline: the evidence contains
-//! everything.
+//! Verifies that the control plane ordered a task and that the node carried it out. Works offline: the evidence contains everything.
 //!
 //! Trust starts at the root key. It signs the verifier set, a key in that set signs each envelope, and the node's receipt key
 //! signs the receipt, which names the digest of the envelope that it answers.
@@ -167,8 +166,7 @@ fn check_set(evidence: &TaskEvidence, checks: &mut Checks) -> Option<VerifierSet
     }
 }
 
-/// Looks up keys as they were, as far as can be told, when an envelope was signed: a key that was retired regularly was valid
-/// then.
+/// Looks up keys as they were, as far as can be told, when an envelope was signed: a key that was retired regularly was valid then.
 struct History<'a>(&'a VerifierSet);
 
 impl KeyLookup for History<'_> {

@@ -156,8 +156,7 @@ pub(crate) fn logs(
                 let stuck = page.lines.is_empty() && !page.at_end;
                 state.done = page.complete || (page.at_end && !state.follow) || stuck;
                 state.after = page.next_after.max(state.after);
-                // A server that responds without waiting, for example because it is shutting down, is not asked again without a
-                // pause.
+                // A server that responds without waiting, for example because it is shutting down, is not asked again without a pause.
                 if page.lines.is_empty() && !state.done {
                     tokio::time::sleep_until(asked + MIN_PAUSE).await;
                 }

@@ -1,5 +1,4 @@
-//! The `gpuaas` program as a library. Cargo compiles a library while its dependencies are still being built; a program would wait
-//! for them.
+//! The `gpuaas` program as a library. Cargo compiles a library while its dependencies are still being built; a program would wait for them.
 //!
 //! Every command prints its result, and nothing else, to stdout. Progress, hints and errors go to stderr. The exit codes are
 //! explained in [`exit`] and in `gpuaas --help`.

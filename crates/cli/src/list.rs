@@ -19,8 +19,7 @@ use crate::output::{View, Watched};
 use crate::pages::{Collected, MAX_ITEMS};
 use crate::time;
 
-/// How often a watched list is fetched even though events announce its changes: it also shows what causes no event, such as a
-/// link's age.
+/// How often a watched list is fetched even though events announce its changes: it also shows what causes no event, such as a link's age.
 const SLOW_POLL: Duration = Duration::from_secs(10);
 /// How often a watched list is fetched if no events announce its changes.
 const POLL: Duration = Duration::from_secs(5);
@@ -211,8 +210,7 @@ fn listen(
         while let Some(event) = events.next().await {
             match event {
                 Ok(HeardEvent::Event(_) | HeardEvent::Reconnecting) => changed.notify_one(),
-                // A caller who may see the list may not be allowed to read events. Any other error will show when the list is
-                // fetched.
+                // A caller who may see the list may not be allowed to read events. Any other error will show when the list is fetched.
                 Err(_) => break,
             }
         }

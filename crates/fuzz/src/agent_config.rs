@@ -1,5 +1,4 @@
-//! Target `agent_config`: every value of the agent's configuration is validated, whatever its source, and survives being written
-//! back.
+//! Target `agent_config`: every value of the agent's configuration is validated, whatever its source, and survives being written back.
 
 use std::path::Path;
 use std::time::Duration;

@@ -1,5 +1,4 @@
-//! Target `agent_journal`: the journal opens after any damage by the disk, keeps every record that it can, and reports what it
-//! loses.
+//! Target `agent_journal`: the journal opens after any damage by the disk, keeps every record that it can, and reports what it loses.
 //!
 //! The agent's own code writes a journal from the input. The journal is then damaged as the input specifies, opened, damaged
 //! again and opened again. The state before the damage determines what must still be known after it.
@@ -47,8 +46,7 @@ pub fn agent_journal(data: &[u8]) -> bool {
         assert_eq!((known.notices.as_slice(), known.damaged), ([].as_slice(), false), "nothing was damaged");
         assert_eq!(places_of(&path), places, "every record was read");
     }
-    // Opening has confirmed every record. The journal is damaged twice, because the second damage may hit what the first repair
-    // left.
+    // Opening has confirmed every record. The journal is damaged twice, because the second damage may hit what the first repair left.
     for round in 0..2 {
         if round > 0 && input.is_empty() {
             break;

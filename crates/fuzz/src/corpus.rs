@@ -13,8 +13,7 @@ pub fn unpack(mut file: &[u8]) -> Option<Vec<Vec<u8>>> {
     Some(inputs)
 }
 
-/// Packs inputs into a corpus file. Duplicates are dropped and the order is fixed, which keeps the diff of a changed corpus
-/// small.
+/// Packs inputs into a corpus file. Duplicates are dropped and the order is fixed, which keeps the diff of a changed corpus small.
 pub fn pack(mut inputs: Vec<Vec<u8>>) -> Vec<u8> {
     inputs.sort_unstable();
     inputs.dedup();

@@ -24,8 +24,7 @@ pub(crate) struct DocumentKind<'a, K> {
 pub(crate) const WAYS: u8 = 6;
 
 impl<K: KeyLookup> DocumentKind<'_, K> {
-    /// Builds a document from the rest of the input in the given way (below [`WAYS`]), and checks that it opens only if it
-    /// should.
+    /// Builds a document from the rest of the input in the given way (below [`WAYS`]), and checks that it opens only if it should.
     pub(crate) fn make(&self, way: u8, input: &mut Input<'_>) -> Vec<u8> {
         let signer = self.signers[usize::from(input.byte()) % self.signers.len()];
         match way {

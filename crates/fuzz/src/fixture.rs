@@ -1,5 +1,4 @@
-//! The cluster, the node and the keys that all targets use. They are those of the golden vectors, so that the vectors make good
-//! seeds.
+//! The cluster, the node and the keys that all targets use. They are those of the golden vectors, so that the vectors make good seeds.
 
 use std::sync::LazyLock;
 

@@ -61,8 +61,7 @@ pub fn seeds(target: &str) -> Vec<Vec<u8>> {
     seeds
 }
 
-/// Returns seeds from a file of vectors: its documents, and its payloads to be signed. `middle` follows the byte that selects the
-/// way.
+/// Returns seeds from a file of vectors: its documents, and its payloads to be signed. `middle` follows the byte that selects the way.
 fn documents(vectors: &str, middle: &[u8]) -> Vec<Vec<u8>> {
     let vectors: Value = serde_json::from_str(vectors).expect("the vectors are JSON");
     let mut seeds = Vec::new();
@@ -133,8 +132,7 @@ fn journals() -> Vec<Vec<u8>> {
     let count = u8::try_from(steps.len()).unwrap_or(u8::MAX);
     let good = [&[0, 0, 0, 0, count], steps.concat().as_slice()].concat();
     let mut seeds = vec![good.clone()];
-    // A flipped bit at the start of a record, one in the middle, a hole, a truncation, a wrong length, and several of them in
-    // turn.
+    // A flipped bit at the start of a record, one in the middle, a hole, a truncation, a wrong length, and several of them in turn.
     for damage in [
         &[1, 1, 2, 0, 9, 0, 16][..],
         &[1, 3, 40, 0, 0, 0, 16],

@@ -41,8 +41,7 @@ pub fn task_params(data: &[u8]) -> bool {
     true
 }
 
-/// Parameters that may contain any printable text. All others are free of characters that are special in XML, YAML, a shell or a
-/// terminal.
+/// Parameters that may contain any printable text. All others are free of characters that are special in XML, YAML, a shell or a terminal.
 const FREE_TEXT: [(TaskType, &str); 2] = [(TaskType::DiagPing, "message"), (TaskType::PackageList, "name_contains")];
 
 /// Checks limits that hold for the parameters of every task type, and further ones for some types.

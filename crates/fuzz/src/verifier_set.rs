@@ -1,5 +1,4 @@
-//! Target `verifier_set`: only a set that the root key signed for this cluster takes effect, and never an older one than the
-//! current.
+//! Target `verifier_set`: only a set that the root key signed for this cluster takes effect, and never an older one than the current.
 
 use gpuaas_contract::dsse::KeyLookup as _;
 use gpuaas_contract::id::ClusterId;

@@ -11,8 +11,7 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 
 /// Each line of input is a command. It is placed in front of the earlier ones, and at the end they all run as one script.
 ///
-/// `end <pid> <start>` ends a process only if it started at that time: otherwise the id has been reused by a process that is not
-/// ours.
+/// `end <pid> <start>` ends a process only if it started at that time: otherwise the id has been reused by a process that is not ours.
 const SCRIPT: &str = r#"
 runs() {
     { read -r stat < "/proc/$1/stat"; } 2>/dev/null || return 1

@@ -47,8 +47,7 @@ impl Guest {
             }
             Caller::Tenant => {
                 let mut command = tenant::lease(cluster, name);
-                // A process group of its own keeps Ctrl-C from reaching it, so that the cleanup decides the order in which things
-                // stop.
+                // A process group of its own keeps Ctrl-C from reaching it, so that the cleanup decides the order in which things stop.
                 command.process_group(0).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
                 let mut waiting = command.spawn().map_err(|error| format!("gpuaas cannot be started: {error}"))?;
                 cleanup.end(&waiting)?;

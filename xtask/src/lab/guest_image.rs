@@ -25,8 +25,7 @@ const GRUB: &str = "/usr/lib/grub/i386-pc/boot.img";
 const GRUB_MODULES: [&str; 4] = ["biosdisk", "part_msdos", "ext2", "linux"];
 
 /// Turns checksum offloading off in the guest. The user-space datapath of Open vSwitch forwards packets unchanged, so a packet
-/// whose checksum was left to a (nonexistent) network card would be dropped. The kernel datapath handles this, so real hosts need
-/// nothing.
+/// whose checksum was left to a (nonexistent) network card would be dropped. The kernel datapath handles this, so real hosts need nothing.
 const GRUB_CONFIGURATION: &str = "\
 set root=(hd0,msdos1)
 linux /boot/vmlinuz root=LABEL=guest ro console=ttyS0 virtio_net.csum=0 virtio_net.gso=0

@@ -60,8 +60,7 @@ fn fetch(version: &str, folder: &Path) -> Result<(), String> {
     std::fs::rename(&root, folder).map_err(|error| format!("{}: {error}", folder.display()))
 }
 
-/// Returns modules and their dependencies in load order, from the output of `depmod`: `path: path path …`, nearest dependency
-/// first.
+/// Returns modules and their dependencies in load order, from the output of `depmod`: `path: path path …`, nearest dependency first.
 fn in_order<'a>(listed: &'a str, names: &[&str]) -> Result<Vec<&'a str>, String> {
     let lines = listed.lines().filter_map(|line| line.split_once(':'));
     let by_name: HashMap<String, (&str, &str)> = lines.map(|(path, needs)| (name_of(path), (path, needs))).collect();

@@ -18,8 +18,7 @@ const KVM: &str = "/dev/kvm";
 /// The folders that libvirt uses, relative to the root.
 const FOLDERS: [&str; 4] = ["etc/libvirt", "var/lib/libvirt", "var/cache/libvirt", "var/log/libvirt"];
 
-/// Runs a program in the namespace. `$1` is the lab's folder, laid out like the machine's root; the program and its arguments
-/// follow.
+/// Runs a program in the namespace. `$1` is the lab's folder, laid out like the machine's root; the program and its arguments follow.
 const IN_NAMESPACE: &str = r#"
 ours=$1
 shift
@@ -29,8 +28,7 @@ done
 exec "$@"
 "#;
 
-/// A small machine, such as one of CI, has no security module, and nothing that would remove the control groups that libvirt
-/// leaves behind.
+/// A small machine, such as one of CI, has no security module, and nothing that would remove the control groups that libvirt leaves behind.
 const QEMU_CONF: &str = "\
 security_driver = \"none\"
 cgroup_controllers = [ ]

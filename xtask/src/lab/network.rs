@@ -31,8 +31,7 @@ const TABLE: &str = "gpuaas_lab";
 pub(super) struct Dhcp {
     /// Each file in this folder is a reservation. dnsmasq reads it as soon as it appears.
     pub(super) reservations: PathBuf,
-    /// File with the id of the process that needs a SIGHUP when a reservation is removed: deleting the file has no effect by
-    /// itself.
+    /// File with the id of the process that needs a SIGHUP when a reservation is removed: deleting the file has no effect by itself.
     pub(super) pid_file: PathBuf,
 }
 

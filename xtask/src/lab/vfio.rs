@@ -7,8 +7,7 @@
 //!
 //! Three things are not real: the script creates the links that udev would create for drives, the fence names a guest that this
 //! host never had, and a `virsh` that lists no guests replaces the hypervisor. The agent does not run as a service here, because
-//! that needs an identity and a server. A running agent repairs every 30 seconds, with the same code, what `device reconcile`
-//! repairs once.
+//! that needs an identity and a server. A running agent repairs every 30 seconds, with the same code, what `device reconcile` repairs once.
 
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
@@ -291,8 +290,7 @@ impl Discovery {
         true
     }
 
-    /// Passes every comparison that holds to `each`, and returns how many there are. The error describes the first that does not
-    /// hold.
+    /// Passes every comparison that holds to `each`, and returns how many there are. The error describes the first that does not hold.
     fn check(&self, mut each: impl FnMut(&str)) -> Result<u32, String> {
         let topology: Value = serde_json::from_str(&self.topology).map_err(|error| format!("the topology: {error}"))?;
         let (gpus, drives): (Vec<&Device>, Vec<&Device>) = self.sysfs.iter().partition(|device| device.kind == "gpu");

@@ -1,5 +1,4 @@
-//! An emulated host with an IOMMU, two NVMe drives and an AMD graphics card, for device passthrough, which a developer's machine
-//! cannot do.
+//! An emulated host with an IOMMU, two NVMe drives and an AMD graphics card, for device passthrough, which a developer's machine cannot do.
 //!
 //! The root file system is in memory: busybox, the VFIO modules and what the lab adds. The host runs one script and powers off.
 
@@ -54,8 +53,7 @@ pub(super) struct VfioHost {
 }
 
 impl VfioHost {
-    /// Boots a host that runs `script` with busybox. `initrd` has whatever else the script needs. The drives are created in
-    /// `folder`.
+    /// Boots a host that runs `script` with busybox. `initrd` has whatever else the script needs. The drives are created in `folder`.
     pub(super) fn boot(kernel: &Kernel, mut initrd: Initrd, script: &str, folder: &Path) -> Result<Self, String> {
         let busybox = in_path("busybox").ok_or("busybox is not installed")?;
         initrd.program(&busybox, "/bin/busybox")?;
@@ -123,8 +121,7 @@ impl Drop for VfioHost {
     }
 }
 
-/// Returns QEMU's arguments. Each device is behind a port of its own, and therefore in an IOMMU group of its own, like GPUs in a
-/// server.
+/// Returns QEMU's arguments. Each device is behind a port of its own, and therefore in an IOMMU group of its own, like GPUs in a server.
 fn arguments(kernel: &Kernel, archive: &Path, folder: &Path) -> Result<Vec<String>, String> {
     let mut words: Vec<String> =
         ["-machine", "q35,kernel-irqchip=split", "-accel", "tcg", "-cpu", "max", "-smp", "2"].map(str::to_owned).into();

@@ -8,8 +8,7 @@ use crate::guard::Guard;
 
 /// The tenant's project, in the organization that `gpuaas dev` creates.
 const PROJECT: &str = "demo/checked";
-/// Number of the tenant's service accounts, each with a key. The check needs more than the 600 changes per minute that one caller
-/// may send.
+/// Number of the tenant's service accounts, each with a key. The check needs more than the 600 changes per minute that one caller may send.
 const ACCOUNTS: usize = 16;
 
 /// A running server. The guard stops it.

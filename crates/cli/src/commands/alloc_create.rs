@@ -145,8 +145,7 @@ async fn stored_keys(session: &CommandContext, project: &str) -> Result<Vec<Stri
     Ok(names)
 }
 
-/// Returns the path if the value means a file. Names of stored keys contain neither `/` nor `.`, so a value with one of them is a
-/// path.
+/// Returns the path if the value means a file. Names of stored keys contain neither `/` nor `.`, so a value with one of them is a path.
 fn file_of(value: &str) -> Option<PathBuf> {
     if value == "-" {
         return Some(PathBuf::from("-"));

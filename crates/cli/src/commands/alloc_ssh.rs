@@ -53,8 +53,7 @@ fn is_included(folder: &Path) -> bool {
     text.lines().any(|line| line.trim().to_lowercase().starts_with("include ") && line.contains("gpuaas_config"))
 }
 
-/// Returns a `Host` block. Values from the server are validated first: a line of the server's choosing could make OpenSSH run a
-/// program.
+/// Returns a `Host` block. Values from the server are validated first: a line of the server's choosing could make OpenSSH run a program.
 fn block(allocation: &Allocation) -> Result<String, CliError> {
     let odd = |what: &str| CliError::internal(format!("the server sent a {what} that OpenSSH cannot use"));
     let name: VmName = allocation.name.parse().map_err(|_| odd("name"))?;

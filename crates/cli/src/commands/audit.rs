@@ -79,8 +79,7 @@ pub(super) async fn run(session: &CommandContext, command: AuditCommand) -> Resu
             let fetch = async |limit: usize| {
                 let limit = u32::try_from(limit).unwrap_or(MAX_PAGE).min(MAX_PAGE);
                 let page = client.audit(&AuditQuery { after, limit: Some(limit), target: target.clone(), newest }).await?;
-                // The server returns one page of the newest rows and has no cursor to older ones. `audit export` returns all of
-                // them.
+                // The server returns one page of the newest rows and has no cursor to older ones. `audit export` returns all of them.
                 let more = page.items.len() == limit as usize && page.items.iter().all(|row| args.includes(row.at));
                 let mut items = page.items;
                 items.retain(|row| args.includes(row.at));

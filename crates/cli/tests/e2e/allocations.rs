@@ -1,5 +1,4 @@
-//! From a tenant's request to a guest that the tenant can sign in to, and back to free capacity: on slots, and on a whole
-//! machine.
+//! From a tenant's request to a guest that the tenant can sign in to, and back to free capacity: on slots, and on a whole machine.
 
 use crate::cluster::{AgentHost, Beside, Carrier, Cluster, Ran, Store, write_private};
 use gpuaas_contract::task::TaskType;

@@ -149,8 +149,7 @@ impl Drop for Load {
     }
 }
 
-/// One client. Every request has an idempotency key. Two of three requests are repeated until they are answered; the third is
-/// given up.
+/// One client. Every request has an idempotency key. Two of three requests are repeated until they are answered; the third is given up.
 async fn ask(client: Client, shared: Arc<Shared>, node: String, number: usize) {
     let mut open = VecDeque::new();
     for request in 0.. {

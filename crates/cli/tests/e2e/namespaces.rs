@@ -1,5 +1,4 @@
-//! An agent on another network: enrolled from a network namespace, with a join token and by approval, then disconnected and
-//! reconnected.
+//! An agent on another network: enrolled from a network namespace, with a join token and by approval, then disconnected and reconnected.
 
 use crate::cluster::{AgentHost, Carrier, Cluster, Store};
 use gpuaas_testkit::{NetNs, PATIENCE, eventually};
@@ -42,8 +41,7 @@ fn an_agent_in_another_network_namespace_comes_through_both_doors_and_survives_a
         assert_eq!(cluster.json(&["task", "run", node, "diag.ping", "--wait"])["state"], "succeeded");
     }
 
-    // The cable is pulled while a task runs: the server notices the half-open link, the task continues, and the receipt arrives
-    // later.
+    // The cable is pulled while a task runs: the server notices the half-open link, the task continues, and the receipt arrives later.
     let held = cluster.ping(&first, &["--param", "hold_ms=2000"]);
     cluster.wait_state(&held, "started");
     namespace.cut();

@@ -14,8 +14,7 @@ fn page(name: &str) -> String {
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// Returns the lines of the fenced blocks whose info string is one of `wanted`, in the order of the page, each with its info
-/// string.
+/// Returns the lines of the fenced blocks whose info string is one of `wanted`, in the order of the page, each with its info string.
 fn lines<'p>(page: &'p str, wanted: &[&str]) -> Vec<(&'p str, &'p str)> {
     let (mut found, mut block) = (Vec::new(), None);
     for line in page.lines() {

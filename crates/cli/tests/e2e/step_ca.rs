@@ -1,5 +1,4 @@
-//! Real programs with certificates from a real step-ca that are valid for seconds: what usually takes a day takes half a minute
-//! here.
+//! Real programs with certificates from a real step-ca that are valid for seconds: what usually takes a day takes half a minute here.
 
 use gpuaas_testkit::{PATIENCE, STEP_CA_PROVISIONER, StepCaServer, eventually};
 use serde_json::Value;

@@ -1,5 +1,4 @@
-//! Compares the response of an example with a real one: both must have the same fields with the same types. Learns ids on the
-//! way.
+//! Compares the response of an example with a real one: both must have the same fields with the same types. Learns ids on the way.
 
 use std::collections::BTreeMap;
 

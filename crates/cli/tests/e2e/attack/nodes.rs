@@ -135,8 +135,7 @@ const CHUNKS_PER_TASK: u64 = 60;
 const LINES_PER_CHUNK: u64 = 100;
 const LINE: usize = 16_000;
 
-/// Sends logs of these tasks and heartbeats with ever new host names, and waits until the server has stored or dropped
-/// everything.
+/// Sends logs of these tasks and heartbeats with ever new host names, and waits until the server has stored or dropped everything.
 async fn flood(link: Link, tasks: Vec<String>, heartbeats: u64) {
     let Link { say, mut answers } = link;
     // Acknowledgments are only read once everything is sent, so there is room for one per chunk of every task.

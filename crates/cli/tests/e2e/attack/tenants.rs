@@ -1,5 +1,4 @@
-//! Attacks by tenants who have some permissions: to address parts of a host, to delegate more than they have, to keep what was
-//! revoked.
+//! Attacks by tenants who have some permissions: to address parts of a host, to delegate more than they have, to keep what was revoked.
 
 use std::time::{Duration, Instant};
 
@@ -184,8 +183,7 @@ async fn open(target: &Target, path: &str, token: &str) -> JoinHandle<()> {
     })
 }
 
-/// Opens every type of stream with this token, revokes the right, and returns how many streams ended and how long the last one
-/// took.
+/// Opens every type of stream with this token, revokes the right, and returns how many streams ended and how long the last one took.
 fn all_end(target: &Target, paths: &[String], token: &str, revoke: impl FnOnce()) -> (usize, Duration) {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
     let streams = runtime.block_on(async {
