@@ -1,5 +1,5 @@
-//! Who may ask for what: the names of actions, of what they are about, and of roles. A role is a set of actions; which ones is declared in
-//! the control plane's rules.
+//! Authorization vocabulary: the names of actions, of the scopes they apply to, and of roles. A role is a set of actions; the control
+//! plane's rules declare which ones.
 
 use std::borrow::Cow;
 
@@ -26,24 +26,24 @@ macro_rules! actions {
         }
 
         impl Action {
-            /// Every action.
+            /// All actions, in order of declaration.
             pub const ALL: &[Self] = &[$(Self::$variant),*];
 
-            /// Name on the wire, in the policies and in the scopes of keys.
+            /// Name on the wire, in policies and in API key scopes.
             pub const fn as_str(self) -> &'static str {
                 match self {
                     $(Self::$variant => $name,)*
                 }
             }
 
-            /// Whether it only looks.
+            /// Whether the action only reads.
             pub const fn reads(self) -> bool {
                 match self {
                     $(Self::$variant => actions!(@ $effect),)*
                 }
             }
 
-            /// The kinds of scope it can be about.
+            /// The kinds of scope the action can apply to.
             pub const fn scopes(self) -> &'static [ScopeKind] {
                 match self {
                     $(Self::$variant => &[$(ScopeKind::$scope),+],)*
@@ -129,17 +129,17 @@ actions! {
 }
 
 impl Action {
-    /// The action with this name.
+    /// Looks an action up by name.
     pub fn parse(name: &str) -> Option<Self> {
         Self::ALL.iter().copied().find(|action| action.as_str() == name)
     }
 
-    /// What its name has before the dot.
+    /// The part of the name before the dot, such as `allocation`.
     pub fn group(self) -> &'static str {
         self.as_str().split_once('.').map_or(self.as_str(), |(group, _)| group)
     }
 
-    /// Whether it can be about such a thing.
+    /// Whether the action can apply to a scope of this kind.
     pub fn applies_to(self, kind: ScopeKind) -> bool {
         self.scopes().contains(&kind)
     }
@@ -181,18 +181,18 @@ named! {
     }
 }
 
-/// A role of either kind. In text its name: no name is used twice.
+/// A role of either kind, serialized as its name. Names are unique across both kinds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(try_from = "String", into = "&str")]
 pub enum MemberRole {
-    /// Of those who run the platform.
+    /// A role on the platform.
     Platform(PlatformRole),
-    /// In an organization or a project.
+    /// A role in an organization or a project.
     Project(ProjectRole),
 }
 
 impl MemberRole {
-    /// Its name on the wire and in the store.
+    /// Name on the wire and in the store.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Platform(role) => role.as_str(),
@@ -200,7 +200,7 @@ impl MemberRole {
         }
     }
 
-    /// The role with this name.
+    /// Looks a role up by name.
     pub fn parse(name: &str) -> Option<Self> {
         Self::from_name(name)
     }

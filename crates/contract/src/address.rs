@@ -1,9 +1,9 @@
-//! Which addresses a program must not dial because somebody else named them (server-side request forgery), and the networks that an
-//! owner names all the same. Pure: whoever dials resolves the name first, asks here about every address, and connects to what was checked.
+//! Protection against server-side request forgery: the addresses that must not be dialed on behalf of someone else, and the networks that
+//! an owner exempts. Pure functions: the caller resolves the name, checks every address here, and connects only to an address that passed.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Addresses at which clouds tell a machine its credentials. Not all of them are private or link-local.
+/// Cloud metadata services, which hand out a machine's credentials. Not all of them are private or link-local.
 const METADATA: [IpAddr; 5] = [
     IpAddr::V4(Ipv4Addr::new(169, 254, 169, 254)),
     IpAddr::V4(Ipv4Addr::new(100, 100, 100, 200)),
@@ -12,39 +12,39 @@ const METADATA: [IpAddr; 5] = [
     IpAddr::V6(Ipv6Addr::new(0xfd00, 0x0ec2, 0, 0, 0, 0, 0, 0x0254)),
 ];
 
-/// What is wrong with an address.
+/// Why an address must not be dialed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RefusedAddress {
-    /// This machine.
+    /// The machine itself.
     #[error("loopback")]
     Loopback,
-    /// The cable this machine hangs on.
+    /// The directly attached network segment.
     #[error("link-local")]
     LinkLocal,
-    /// A private network, also one of a carrier.
+    /// A private IPv4 network, including carrier-grade NAT (100.64.0.0/10).
     #[error("private")]
     Private,
-    /// A private network of IPv6.
+    /// A private IPv6 network.
     #[error("unique-local")]
     UniqueLocal,
-    /// Many machines at once.
+    /// A multicast group.
     #[error("multicast")]
     Multicast,
-    /// No address at all.
+    /// The unspecified address, `0.0.0.0` or `::`.
     #[error("unspecified")]
     Unspecified,
-    /// IPv4 in the clothes of IPv6, which routers and filters may read in another way than we do.
+    /// An IPv4 address embedded in an IPv6 address, which routers and filters may interpret differently than this code does.
     #[error("an IPv4 address inside of an IPv6 address")]
     Embedded,
-    /// Where a cloud tells a machine its credentials.
+    /// A cloud metadata service, which hands out credentials.
     #[error("a cloud's metadata service")]
     Metadata,
-    /// Reserved, for documentation, for measurements, or not in use.
+    /// Reserved, for documentation, for benchmarking, or unassigned.
     #[error("reserved")]
     Reserved,
 }
 
-/// A network, such as `10.0.0.0/8` or `fd00::/8`; a single address is a network of one.
+/// A network, such as `10.0.0.0/8` or `fd00::/8`. A single address parses as a network of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Network {
@@ -52,13 +52,13 @@ pub struct Network {
     prefix: u8,
 }
 
-/// A text that is no network.
+/// The text is not a network.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("expected an address or a network like 10.0.0.0/8 or fd00::/8, without bits behind its prefix")]
 pub struct BadNetwork;
 
 impl Network {
-    /// Whether the address lies in it. An IPv4 address written as IPv6 is not an IPv4 address.
+    /// Whether `address` is in this network. An IPv4-mapped IPv6 address never matches an IPv4 network.
     pub fn contains(&self, address: IpAddr) -> bool {
         match (self.address, address) {
             (IpAddr::V4(network), IpAddr::V4(address)) => masked_v4(address, self.prefix) == network,
@@ -114,8 +114,8 @@ impl From<Network> for String {
     }
 }
 
-/// Why an address is not dialed although its owner listed these networks. What gives credentials away, many machines at once and no
-/// address at all are refused whatever is listed.
+/// Like [`refusal`], but permits addresses in the networks that the owner listed. Metadata services, multicast and the unspecified address
+/// are refused no matter what is listed.
 pub fn refusal_outside(address: IpAddr, listed: &[Network]) -> Option<RefusedAddress> {
     match refusal(address)? {
         why @ (RefusedAddress::Metadata | RefusedAddress::Multicast | RefusedAddress::Unspecified) => Some(why),
@@ -128,7 +128,7 @@ pub fn refusal_outside(address: IpAddr, listed: &[Network]) -> Option<RefusedAdd
     }
 }
 
-/// Why nothing of ours should dial this address on somebody else's behalf; `None` for an address of the public internet.
+/// Why this address must not be dialed on behalf of someone else; `None` for an address on the public internet.
 pub fn refusal(address: IpAddr) -> Option<RefusedAddress> {
     if METADATA.contains(&address) {
         return Some(RefusedAddress::Metadata);
@@ -179,18 +179,18 @@ fn refusal_v6(address: Ipv6Addr) -> Option<RefusedAddress> {
     } else if is_embedded_v4(segments) {
         Some(RefusedAddress::Embedded)
     } else if (segments[0] & 0xe000) != 0x2000
-        // Documentation, and the block of special purposes (benchmarks, ORCHID).
+        // Documentation, and the special-purpose block (benchmarking, ORCHID).
         || (segments[0] == 0x2001 && (segments[1] == 0x0db8 || segments[1] < 0x0200))
         || (segments[0] == 0x3fff && segments[1] < 0x1000)
     {
-        // Only 2000::/3 is handed out to anybody. Whatever else there may be one day is refused until somebody looks.
+        // Only 2000::/3 is assigned. Anything IANA assigns in the future is refused until this code is reviewed.
         Some(RefusedAddress::Reserved)
     } else {
         None
     }
 }
 
-/// Mapped and compatible addresses, NAT64, 6to4 and Teredo.
+/// IPv4-mapped and IPv4-compatible addresses, NAT64, 6to4 and Teredo.
 fn is_embedded_v4(segments: [u16; 8]) -> bool {
     let first_five_are_zero = segments[..5].iter().all(|segment| *segment == 0);
     (first_five_are_zero && (segments[5] == 0xffff || segments[5] == 0))

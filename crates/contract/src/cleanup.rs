@@ -1,12 +1,12 @@
-//! The proof of cleanup: what a node found when everything of an allocation was gone, device by device.
+//! The cleanup proof: what a node found, device by device, after it removed everything of an allocation.
 //!
-//! It travels in the receipt. The node drops its leases only after a complete proof, and the control plane lets nobody else have a slot
-//! before it has one whose devices are the slot's own. What is missing is named by [`CleanupProof::blockers`], the same on both sides.
+//! The proof travels in the receipt. The node drops its leases only once the proof is complete, and the control plane offers a slot again
+//! only once it has a proof that covers the slot's own devices. Both sides use [`CleanupProof::blockers`] to name what is missing.
 
 use crate::id::{AllocationId, SlotId};
 use crate::slice::{Blocker, LeasedSlot, PciAddress};
 
-/// The driver that holds a function while it belongs to nobody.
+/// The driver a PCI function is bound to while no guest uses it.
 pub const RESTING_DRIVER: &str = "vfio-pci";
 
 /// What is known to be gone and clean.
@@ -128,7 +128,7 @@ pub struct DriveProof {
 }
 
 impl DriveProof {
-    /// A drive that nothing was written to under this lease.
+    /// A drive that was not written to under this lease.
     pub fn untouched(serial: &str) -> Self {
         Self { method: WipeMethod::Untouched, status: WipeStatus::Verified, ..Self::skipped(serial) }
     }
@@ -147,7 +147,7 @@ impl DriveProof {
         }
     }
 
-    /// Whether nothing of a tenant is left on it.
+    /// Whether no tenant data is left on the drive.
     pub fn is_clean(&self) -> bool {
         let checked = self.canaries_written > 0
             && self.canaries_gone == self.canaries_written
@@ -164,10 +164,10 @@ impl DriveProof {
 }
 
 impl CleanupProof {
-    /// Most bytes in a receipt.
+    /// Maximum size of a proof in a receipt.
     pub const MAX_BYTES: usize = 64 * 1024;
 
-    /// A proof that nothing is proven yet.
+    /// A proof in which nothing is proven yet.
     pub fn nothing(allocation_id: AllocationId, lease_epoch: u64, slots: &[LeasedSlot]) -> Self {
         let slot = |slot: &LeasedSlot| SlotProof {
             slot_id: slot.slot_id,
@@ -186,7 +186,7 @@ impl CleanupProof {
         }
     }
 
-    /// What of the allocation as a whole is not proven to be gone.
+    /// What is not proven to be gone, of the parts that belong to the allocation as a whole.
     pub fn common_blockers(&self) -> Vec<Blocker> {
         let checks = [
             (self.domain_absent, "domain_present", "a guest of the allocation may still be there"),
@@ -197,7 +197,7 @@ impl CleanupProof {
         checks.into_iter().filter(|(gone, ..)| !gone).map(|(_, code, message)| Blocker::new(code, message)).collect()
     }
 
-    /// What of one slot is not proven to be clean. `leases` says whether the lease itself must be gone, too.
+    /// What is not proven to be clean about one slot. `leases` says whether the host's lease must be gone as well.
     pub fn slot_blockers(&self, slot: &LeasedSlot, leases: bool) -> Vec<Blocker> {
         let Some(proof) = self.slots.iter().find(|proof| proof.slot_id == slot.slot_id) else {
             return vec![Blocker::new("slot_not_proven", format!("the proof does not speak of {}", slot.slot_id))];
@@ -218,7 +218,7 @@ impl CleanupProof {
                 blockers
                     .push(Blocker::new("function_not_reset", format!("{address} could not be reset; power the host off and on")));
             }
-            // What no guest has had may be where it was before.
+            // A function that no guest used may still be bound to its previous driver.
             if function.reset == Reset::NotNeeded {
                 continue;
             }
@@ -244,14 +244,14 @@ impl CleanupProof {
         blockers
     }
 
-    /// Everything that is not proven.
+    /// Everything that is not proven, for the allocation and for each of `slots`.
     pub fn blockers(&self, slots: &[LeasedSlot], leases: bool) -> Vec<Blocker> {
         let of_slots = slots.iter().flat_map(|slot| self.slot_blockers(slot, leases));
         self.common_blockers().into_iter().chain(of_slots).collect()
     }
 }
 
-/// The one blocker that is a request, not an error: the drive waits for a wipe.
+/// The one blocker that asks for an action instead of reporting an error: the drive has yet to be wiped.
 pub const NOT_WIPED: &str = "drive_not_wiped";
 
 #[cfg(test)]

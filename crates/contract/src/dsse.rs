@@ -4,7 +4,7 @@
 
 use crate::key::{KeyId, SigningKey, VerifyingKey};
 
-/// One signed document on the wire.
+/// A signed document as it is encoded on the wire.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Wire {
@@ -23,56 +23,56 @@ struct WireSignature {
     sig: Vec<u8>,
 }
 
-/// Why a document was not opened.
+/// Why a document could not be opened.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum OpenError {
-    /// Larger than its kind may be. Checked before anything is parsed.
+    /// Larger than documents of this kind may be. Checked before anything is parsed.
     #[error("document of {size} bytes; the limit is {limit}")]
     Oversized {
-        /// Size received.
+        /// Size in bytes.
         size: usize,
-        /// Most that is taken.
+        /// Maximum size in bytes.
         limit: usize,
     },
     /// Not a DSSE document with exactly one signature.
     #[error("not a DSSE document with exactly one signature: {0}")]
     Malformed(String),
-    /// No trusted key has that name.
+    /// No trusted key has this id.
     #[error("signed by {0}, which is not a trusted key here")]
     UnknownKey(KeyId),
-    /// The key exists but may not be used (any more, or yet).
+    /// The key is known, but not usable now: not yet active, retired or revoked.
     #[error("signed by {key}, which is {state}")]
     KeyNotUsable {
-        /// The key.
+        /// The key that signed the document.
         key: KeyId,
-        /// Its state.
+        /// The key's state, as text for the error message.
         state: &'static str,
     },
-    /// The signature does not belong to these bytes.
+    /// The signature does not match these bytes.
     #[error("the signature does not match the document")]
     BadSignature,
-    /// Correctly signed, but for another purpose.
+    /// The signature is valid, but the document is of another type.
     #[error("payload type is not {expected}")]
     WrongPayloadType {
-        /// The type that was wanted.
+        /// The payload type the caller expected.
         expected: &'static str,
     },
 }
 
-/// A trusted key for a key id, or why there is none.
+/// A source of trusted keys.
 pub trait KeyLookup {
-    /// Finds the key that may sign this kind of document.
+    /// Finds the key with this id, or says why a signature by it does not count.
     fn find(&self, id: &KeyId) -> Result<&VerifyingKey, OpenError>;
 }
 
-/// A single trusted key.
+/// Trusts a single key.
 impl KeyLookup for VerifyingKey {
     fn find(&self, id: &KeyId) -> Result<&VerifyingKey, OpenError> {
         if self.is_named(id) { Ok(self) } else { Err(OpenError::UnknownKey(id.clone())) }
     }
 }
 
-/// DSSE's pre-authentication encoding.
+/// The pre-authentication encoding of DSSE: the bytes that are signed.
 pub fn pre_authentication_encoding(payload_type: &str, payload: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(payload.len() + payload_type.len() + 48);
     bytes.extend_from_slice(format!("DSSEv1 {} {payload_type} {} ", payload_type.len(), payload.len()).as_bytes());
@@ -85,11 +85,11 @@ pub fn seal(payload_type: &str, payload: Vec<u8>, key: &SigningKey) -> Vec<u8> {
     let sig = key.sign(&pre_authentication_encoding(payload_type, &payload)).to_vec();
     let signatures = vec![WireSignature { keyid: key.id(), sig }];
     let wire = Wire { payload_type: payload_type.to_owned(), payload, signatures };
-    // A struct of strings always serializes.
+    // Serializing a struct of strings cannot fail.
     serde_json::to_vec(&wire).unwrap_or_default()
 }
 
-/// Checks size, then signature, then type, in this order, and returns the signed bytes.
+/// Checks the size, then the signature, then the type, and returns the signed bytes.
 pub fn open(document: &[u8], limit: usize, payload_type: &'static str, keys: &impl KeyLookup) -> Result<Vec<u8>, OpenError> {
     if document.len() > limit {
         return Err(OpenError::Oversized { size: document.len(), limit });
@@ -108,9 +108,9 @@ pub fn open(document: &[u8], limit: usize, payload_type: &'static str, keys: &im
     Ok(wire.payload)
 }
 
-/// The payload of a document that was verified when it was stored, read again without a key.
+/// Reads the payload without checking the signature.
 ///
-/// For display and for digests of our own stored bytes only.
+/// Only for documents from our own store, which were verified before they were stored: for display and for digests.
 pub fn payload_unverified(document: &[u8]) -> Result<Vec<u8>, OpenError> {
     serde_json::from_slice::<Wire>(document).map(|w| w.payload).map_err(|e| OpenError::Malformed(e.to_string()))
 }
@@ -127,7 +127,7 @@ mod tests {
 
     #[test]
     fn the_encoding_matches_the_published_example() {
-        // The example of the DSSE specification.
+        // The example from the DSSE specification.
         assert_eq!(
             pre_authentication_encoding("http://example.com/HelloWorld", b"hello world"),
             b"DSSEv1 29 http://example.com/HelloWorld 11 hello world"

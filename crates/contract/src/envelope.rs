@@ -1,7 +1,7 @@
 //! The envelope: one task for one node, signed by the control plane.
 //!
-//! [`verify`] is the only way to a [`Verified`] task, and its order of checks is fixed: size, signature, payload type,
-//! strict parse, audience, time. What follows (journal, host policy) is the agent's.
+//! [`verify`] is the only way to obtain a [`Verified`] task. It checks in a fixed order: size, signature, payload type, strict parse,
+//! audience, time. The agent then checks its journal and the host policy.
 
 use std::time::Duration;
 
@@ -14,51 +14,51 @@ use crate::key::SigningKey;
 use crate::task::{self, BadParams, Task, TaskType};
 use crate::time::Timestamp;
 
-/// Payload type of an envelope.
+/// DSSE payload type of an envelope.
 pub const PAYLOAD_TYPE: &str = "application/vnd.gpuaas.task.v1+json";
-/// Most bytes of one envelope.
+/// Maximum size of an envelope.
 pub const MAX_BYTES: usize = 64 * 1024;
-/// Longest time between signing and the latest start.
+/// Maximum time from signing to the latest start.
 pub const MAX_START_WINDOW: Duration = Duration::from_secs(15 * 60);
-/// Longest time between the latest start and the deadline.
+/// Maximum time from the latest start to the deadline.
 pub const MAX_RUN: Duration = Duration::from_secs(24 * 3600);
-/// How far the clocks of host and control plane may be apart.
+/// Tolerated difference between the clocks of host and control plane.
 pub const CLOCK_SKEW: Duration = Duration::from_secs(60);
 
-/// What is signed.
+/// The signed content of an envelope.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Payload {
-    /// The cluster that speaks.
+    /// The cluster that issued the task.
     pub cluster_id: ClusterId,
-    /// The node it speaks to.
+    /// The node the task is for.
     pub node_id: NodeId,
-    /// Which enrollment of that node.
+    /// Which enrollment of that node: its epoch.
     pub node_epoch: u64,
-    /// The task. Executed at most once, whatever is delivered.
+    /// Identifies the task. A task runs at most once, however often its envelope is delivered.
     pub task_id: TaskId,
-    /// Name of a kind in the catalog.
+    /// Name of the task's kind in the catalog.
     pub task_type: String,
-    /// The kind's parameters.
+    /// Parameters of that kind, as raw JSON.
     pub params: Box<RawValue>,
-    /// The allocation it serves, if any.
+    /// The allocation that the task acts on, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allocation_id: Option<AllocationId>,
-    /// The allocation's fencing number, if any.
+    /// The lease epoch of that allocation, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lease_epoch: Option<u64>,
-    /// When it was signed.
+    /// When the envelope was signed.
     pub issued_at: Timestamp,
-    /// Latest start, at most 15 minutes after signing.
+    /// Latest start, at most [`MAX_START_WINDOW`] after signing.
     pub start_by: Timestamp,
-    /// When it must be over.
+    /// When the task must have finished.
     pub deadline: Timestamp,
-    /// Follows the request into the agent's log.
+    /// Ties the task to the request behind it, through to the agent's log.
     pub correlation_id: CorrelationId,
 }
 
 impl Payload {
-    /// Signs the payload.
+    /// Signs the payload with the control plane's key.
     pub fn sign(&self, key: &SigningKey) -> Signed {
         let payload = serde_json::to_vec(self).unwrap_or_default();
         let digest = Digest::of(&payload);
@@ -66,39 +66,39 @@ impl Payload {
     }
 }
 
-/// An envelope and the digest that its receipt will name.
+/// An envelope and the digest that its receipt must name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Signed {
-    /// DSSE bytes.
+    /// The DSSE document.
     pub envelope: Vec<u8>,
     /// Digest of the signed payload.
     pub digest: Digest,
 }
 
-/// What the verifier knows about itself and the moment.
+/// What the verifying node knows about itself and about the current time.
 pub struct Expectation<'a, K> {
     /// Keys that may sign tasks.
     pub keys: &'a K,
     /// The cluster this node belongs to.
     pub cluster_id: ClusterId,
-    /// This node.
+    /// The id of this node.
     pub node_id: NodeId,
     /// This node's current epoch.
     pub node_epoch: u64,
-    /// The host's clock.
+    /// The host's clock, which may have been set back.
     pub now: Timestamp,
-    /// The latest authenticated time ever seen: a clock set back cannot revive an old task.
+    /// The latest authenticated time ever seen, so that setting the clock back cannot revive an expired task.
     pub highest_seen: Timestamp,
 }
 
 impl<K> Expectation<'_, K> {
-    /// The later of the host's clock and what was already proven to be past.
+    /// The later of the host's clock and the latest authenticated time.
     pub fn effective_now(&self) -> Timestamp {
         self.now.max(self.highest_seen)
     }
 }
 
-/// A task that passed every check up to time. Only [`verify`] makes one.
+/// A task that passed all checks of [`verify`], the only function that creates one.
 #[derive(Clone, Debug)]
 pub struct Verified {
     payload: Payload,
@@ -127,32 +127,32 @@ impl Verified {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct Refusal {
-    /// Stable code.
+    /// Stable code for programs.
     pub code: RefusalCode,
-    /// A sentence that says what to do.
+    /// A sentence for people that says what to do.
     pub message: String,
-    /// Set if the envelope was authentic and meant for this node, so that a signed receipt may answer it.
+    /// Set if the envelope was authentic and addressed to this node: only then may a signed receipt answer it.
     pub answerable: Option<Answerable>,
 }
 
-/// What a receipt of refusal needs to know.
+/// What a receipt for a refused task needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answerable {
-    /// The task.
+    /// The task that was refused.
     pub task_id: TaskId,
     /// Name of its kind, as signed.
     pub task_type: String,
     /// Digest of the signed payload.
     pub digest: Digest,
-    /// Its correlation id.
+    /// The correlation id from the envelope.
     pub correlation_id: CorrelationId,
-    /// When it was signed.
+    /// When the envelope was signed.
     pub issued_at: Timestamp,
-    /// Its latest start.
+    /// Latest start of the task.
     pub start_by: Timestamp,
 }
 
-/// Every reason an agent refuses for. One code, one reason.
+/// Every reason for which an agent refuses a task. Each reason has its own code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RefusalCode {
     /// Larger than [`MAX_BYTES`].
@@ -165,38 +165,38 @@ pub enum RefusalCode {
     KeyNotUsable,
     /// The signature does not match.
     SignatureInvalid,
-    /// Signed for another purpose.
+    /// Signed as a document of another type.
     PayloadTypeWrong,
     /// The payload does not parse.
     TaskMalformed,
-    /// The payload or the params have a field this agent does not know.
+    /// The payload or the params have a field that this agent does not know.
     TaskUnknownField,
     /// The task type is not compiled into this agent.
     TaskTypeUnknown,
-    /// The params break a limit.
+    /// A parameter is invalid or outside its limits.
     ParamsInvalid,
-    /// The envelope names another allocation or lease than the params.
+    /// The envelope names a different allocation or lease than the params do.
     LeaseMismatch,
-    /// Meant for another cluster.
+    /// Addressed to another cluster.
     ClusterMismatch,
-    /// Meant for another node.
+    /// Addressed to another node.
     NodeMismatch,
-    /// Meant for an earlier (or later) enrollment of this node.
+    /// Addressed to an earlier or later enrollment of this node.
     EpochMismatch,
-    /// The start window is longer than allowed or turned round.
+    /// The start window is too long, or it ends before it begins.
     WindowInvalid,
-    /// Signed in the future: one of the clocks is off.
+    /// Signed in the future: one of the two clocks is wrong.
     TaskEarly,
-    /// Too late to start.
+    /// The latest start has passed.
     TaskExpired,
-    /// The host's owner does not allow it.
+    /// The host policy does not allow it.
     PolicyDenied,
-    /// No room to record it durably.
+    /// The journal has no space to record the task durably.
     JournalFull,
 }
 
 impl RefusalCode {
-    /// The code on the wire.
+    /// The code as it is sent on the wire.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::EnvelopeOversized => "envelope_oversized",
@@ -228,7 +228,7 @@ impl std::fmt::Display for RefusalCode {
     }
 }
 
-/// Verifies an envelope.
+/// Verifies an envelope. The order of the checks is fixed; see the module documentation.
 pub fn verify<K: KeyLookup>(envelope: &[u8], expect: &Expectation<'_, K>) -> Result<Verified, Refusal> {
     let unanswerable = |code, message| Refusal { code, message, answerable: None };
 
@@ -241,7 +241,7 @@ pub fn verify<K: KeyLookup>(envelope: &[u8], expect: &Expectation<'_, K>) -> Res
         unanswerable(code, format!("task payload: {error}"))
     })?;
 
-    // From here on a refusal can be answered, if the task is ours to speak of.
+    // A signed receipt answers refusals from here on, but only for a task that is addressed to this node.
     let audience = check_audience(&payload, expect);
     let answerable = audience.is_ok().then(|| Answerable {
         task_id: payload.task_id,

@@ -1,19 +1,19 @@
-//! What a guest is: declared once, and carried by the operators' request, the signed task and the host's work on it.
+//! What a guest consists of: declared once, and used by the operators' API, the signed task and the agent.
 
 use crate::Digest;
 use crate::slice::{InterfaceName, SshPublicKey, UserName, VmName};
 
-/// Most keys of a guest.
+/// Maximum number of SSH keys per guest.
 pub const MAX_KEYS: usize = 32;
-/// Most bytes of all keys together: everything must fit into an envelope.
+/// Maximum size of all SSH keys together: they must fit into an envelope.
 pub const MAX_KEY_BYTES: usize = 12 * 1024;
-/// Longest URL of an image.
+/// Maximum length of an image URL.
 pub const MAX_URL: usize = 2048;
-/// Longest path of an image.
+/// Maximum length of an image path.
 pub const MAX_PATH: usize = 255;
-/// The user of a guest if none is given.
+/// User name in the guest unless the request names one.
 pub const DEFAULT_USERNAME: &str = "ubuntu";
-/// How long a guest may take to shut down if no time is given.
+/// Seconds a guest has to shut down unless the request sets a time.
 pub const DEFAULT_SHUTDOWN_SECONDS: u32 = 120;
 
 /// How the GPU's driver gets into the guest.
@@ -96,12 +96,12 @@ fn default_username() -> UserName {
 }
 
 impl GuestSpec {
-    /// How long the guest may take to shut down.
+    /// Seconds the guest has to shut down.
     pub fn shutdown_seconds(&self) -> u32 {
         self.graceful_timeout_seconds.unwrap_or(DEFAULT_SHUTDOWN_SECONDS)
     }
 
-    /// Whether everything is within its limits; the error names the field.
+    /// Checks all limits; the error names the field.
     pub fn check(&self) -> Result<(), String> {
         check_keys(&self.ssh_public_keys)?;
         if matches!(self.default_username.as_str(), "root" | "gpuaas") {
@@ -112,7 +112,7 @@ impl GuestSpec {
 }
 
 impl ImageSource {
-    /// Whether it says where the image is, in words that are safe on every host.
+    /// Checks that the image has a location, and that path and URL are safe on every host.
     fn check(&self) -> Result<(), String> {
         if self.path.is_none() && self.url.is_none() {
             return Err("image.path or image.url must say where the image is".to_owned());
@@ -122,7 +122,7 @@ impl ImageSource {
     }
 }
 
-/// Whether these keys fit into a task.
+/// Checks that these keys fit into a task.
 pub(crate) fn check_keys(keys: &[SshPublicKey]) -> Result<(), String> {
     if keys.len() > MAX_KEYS {
         return Err(format!("ssh_public_keys: at most {MAX_KEYS} are allowed"));
@@ -133,7 +133,7 @@ pub(crate) fn check_keys(keys: &[SshPublicKey]) -> Result<(), String> {
     Ok(())
 }
 
-/// A path below a folder, part by part: nothing that leads up or away.
+/// Accepts only a relative path of plain components, none of which can lead out of the folder.
 fn check_path(path: &str) -> Result<(), String> {
     let plain = |part: &str| {
         !part.is_empty()

@@ -1,19 +1,19 @@
-//! Ed25519 keys, each with a purpose that cannot be mixed up.
+//! Ed25519 keys.
 //!
-//! A [`VerifyingKey`] is always checked with `verify_strict`, and a [`SigningKey`] always signs with its own public
-//! half: there is no call that takes the two apart.
+//! A [`VerifyingKey`] always verifies with `verify_strict`, and a [`SigningKey`] always signs with its own public half: no call accepts the
+//! two halves separately.
 
 use ed25519_dalek::Signer as _;
 
-/// Public half of a key; knows its own id.
+/// The public half of a key, with its id.
 #[derive(Clone, PartialEq, Eq)]
 pub struct VerifyingKey {
     key: ed25519_dalek::VerifyingKey,
-    /// Follows from the key. Kept, because every signature names it.
+    /// Derived from the key. Stored because every signature names it.
     id: KeyId,
 }
 
-/// Private half; wiped from memory on drop.
+/// The private half of a key; wiped from memory on drop.
 pub struct SigningKey {
     key: ed25519_dalek::SigningKey,
     public: VerifyingKey,
@@ -25,7 +25,7 @@ pub struct SigningKey {
 pub struct KeyId(String);
 
 impl KeyId {
-    /// The text form.
+    /// The id as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -43,7 +43,7 @@ impl std::fmt::Display for KeyId {
     }
 }
 
-/// Bytes that are not an Ed25519 key.
+/// The bytes are not an Ed25519 key.
 #[derive(Debug, thiserror::Error)]
 #[error("not an Ed25519 key: expected 32 bytes that are a valid curve point")]
 pub struct BadKey;
@@ -55,22 +55,22 @@ impl SigningKey {
         Self { public: VerifyingKey::new(key.verifying_key()), key }
     }
 
-    /// The seed, to be written to a file only its owner can read.
+    /// The seed, which must only be written to a file that no one but its owner can read.
     pub fn seed(&self) -> zeroize::Zeroizing<[u8; 32]> {
         zeroize::Zeroizing::new(self.key.to_bytes())
     }
 
-    /// Its public half.
+    /// The public half.
     pub fn verifying_key(&self) -> VerifyingKey {
         self.public.clone()
     }
 
-    /// The key's name.
+    /// The key's id.
     pub fn id(&self) -> KeyId {
         self.public.id()
     }
 
-    /// Signature over exactly these bytes.
+    /// Signs exactly these bytes.
     pub fn sign(&self, bytes: &[u8]) -> [u8; 64] {
         self.key.sign(bytes).to_bytes()
     }
@@ -90,22 +90,22 @@ impl VerifyingKey {
         if key.is_weak() { Err(BadKey) } else { Ok(Self::new(key)) }
     }
 
-    /// The 32 bytes.
+    /// The key as 32 bytes.
     pub fn as_bytes(&self) -> &[u8; 32] {
         self.key.as_bytes()
     }
 
-    /// The key's name.
+    /// The key's id.
     pub fn id(&self) -> KeyId {
         self.id.clone()
     }
 
-    /// Whether this is the key's name.
+    /// Whether `id` is this key's id.
     pub fn is_named(&self, id: &KeyId) -> bool {
         self.id == *id
     }
 
-    /// Whether `signature` is this key's over exactly `bytes` (strict: no malleability, no weak points).
+    /// Whether `signature` is this key's signature over exactly `bytes`. Strict: neither malleable signatures nor weak points are accepted.
     pub fn verifies(&self, bytes: &[u8], signature: &[u8]) -> bool {
         ed25519_dalek::Signature::from_slice(signature).is_ok_and(|s| self.key.verify_strict(bytes, &s).is_ok())
     }

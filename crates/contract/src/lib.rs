@@ -1,4 +1,4 @@
-//! The language both sides of gpuaas speak.
+//! The data that the control plane, the agents and the clients of gpuaas exchange.
 //!
 //! Ids, the closed catalog of tasks, signed envelopes and receipts, the verifier set, telemetry documents and the
 //! link protocol. Everything here is data and pure functions: no I/O, no clock, no randomness except in key and id
@@ -7,10 +7,10 @@
 //! # Promises
 //!
 //! - Time is an integer: microseconds since the epoch. Ids are UUIDv7 with a type and a prefix per kind.
-//! - Nothing is read before its size is checked. What was signed is parsed strictly: an unknown field, task type or key is refused.
+//! - Sizes are checked before anything is read. Signed documents are parsed strictly: an unknown field, task type or key is refused.
 //! - A verified envelope is signed by a key of the verifier set, addressed to this cluster, node and epoch, and in time.
 //! - A verified receipt is signed by the node's own key and answers an envelope that was signed for that task.
-//! - The catalog of tasks is closed: what is not a variant cannot be asked for and cannot be run.
+//! - The catalog of tasks is closed: a kind that is not a variant can neither be requested nor run.
 
 #![cfg_attr(not(test), warn(clippy::wildcard_enum_match_arm))]
 
@@ -56,7 +56,7 @@ impl Digest {
         Self(text)
     }
 
-    /// The text form, `sha256:` and 64 hex digits.
+    /// The digest as text: `sha256:` and 64 hex digits.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -74,7 +74,7 @@ impl std::fmt::Debug for Digest {
     }
 }
 
-/// A text that is not `sha256:` followed by 64 lower-case hex digits.
+/// The text is not `sha256:` followed by 64 lower-case hex digits.
 #[derive(Debug, thiserror::Error)]
 #[error("not a digest: expected `sha256:` and 64 lower-case hex digits")]
 pub struct BadDigest;
@@ -106,18 +106,18 @@ pub fn hex(bytes: &[u8]) -> String {
     text
 }
 
-/// Serde helper: bytes as standard, padded, strict base64.
+/// Serde helper: bytes as standard, padded base64.
 pub mod bytes_as_base64 {
     use base64::Engine as _;
     use base64::engine::general_purpose::STANDARD;
     use serde::{Deserialize as _, Deserializer, Serializer, de::Error as _};
 
-    /// Writes base64 text.
+    /// Serializes as base64.
     pub fn serialize<S: Serializer>(bytes: &[u8], serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(&STANDARD.encode(bytes))
     }
 
-    /// Reads base64 text; anything not canonical is an error.
+    /// Deserializes from base64; anything but the canonical encoding is an error.
     pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D::Error> {
         let text = String::deserialize(deserializer)?;
         STANDARD.decode(text).map_err(D::Error::custom)

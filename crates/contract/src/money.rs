@@ -1,30 +1,30 @@
-//! Money: an amount in millionths of a currency's unit. Documents have it as `{"amount":"2.50","currency":"USD"}`.
+//! Money: an amount in millionths of a currency unit. Documents show it as `{"amount":"2.50","currency":"USD"}`.
 
 use std::borrow::Cow;
 use std::fmt;
 use std::str::FromStr;
 
-/// Millionths in one unit.
+/// Millionths per currency unit.
 const UNIT: u64 = 1_000_000;
-/// Digits of a millionth.
+/// Decimal digits after the point.
 const DIGITS: usize = 6;
 
-/// A currency, by its three letters of ISO 4217.
+/// A currency, as its three-letter ISO 4217 code.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Currency([u8; 3]);
 
 impl Currency {
-    /// The currency of prices unless another one is named.
+    /// The currency of prices unless another one is given.
     pub const USD: Self = Self(*b"USD");
 
-    /// Its three letters.
+    /// The three-letter code.
     pub fn as_str(&self) -> &str {
         str::from_utf8(&self.0).unwrap_or_else(|_| unreachable!("three ASCII letters"))
     }
 }
 
-/// A text that is not three upper-case letters.
+/// The text is not three upper-case letters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("expected a currency as three upper-case letters, such as USD")]
 pub struct BadCurrency;
@@ -64,12 +64,12 @@ impl fmt::Debug for Currency {
     }
 }
 
-/// Millionths of a currency's unit. In text a plain decimal, `2.50`.
+/// Millionths of a currency unit. Serialized as a plain decimal such as `2.50`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Amount(pub i64);
 
-/// A text that is not an amount.
+/// The text is not an amount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("expected an amount such as 2.50, with at most six digits after the point")]
 pub struct BadAmount;
@@ -96,7 +96,7 @@ impl fmt::Display for Amount {
         let sign = if self.0 < 0 { "-" } else { "" };
         let (whole, rest) = (self.0.unsigned_abs() / UNIT, self.0.unsigned_abs() % UNIT);
         let rest = format!("{rest:06}");
-        // Cents always, smaller parts only where there are some.
+        // Always print cents; print smaller digits only if they are not zero.
         let significant = rest.trim_end_matches('0').len().max(2);
         write!(f, "{sign}{whole}.{}", &rest[..significant])
     }
@@ -127,12 +127,12 @@ pub struct Money {
 }
 
 impl Money {
-    /// So many millionths of a currency's unit.
+    /// This many millionths of a currency unit.
     pub const fn of_millionths(millionths: i64, currency: Currency) -> Self {
         Self { amount: Amount(millionths), currency }
     }
 
-    /// Reads what is stored: rows from before there were currencies have millionths only, of US dollars.
+    /// Deserializes from the store. Rows written before currencies existed have a bare number: millionths of a US dollar.
     pub fn read_stored<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(serde::Deserialize)]
         #[serde(untagged)]

@@ -1,23 +1,23 @@
-//! Enums that are written as names: declared once, with every name, and readable by a program that does not know all of them.
+//! Enums that are serialized by name: each name is declared once, and readers tolerate names that they do not know.
 
 use std::fmt;
 
 /// An enum whose values have a name on the wire and in the store. [`named!`] implements it.
 pub trait Named: Copy + PartialEq + 'static {
-    /// Every value.
+    /// All values, in order of declaration.
     const VALUES: &'static [Self];
 
-    /// Its name on the wire and in the store.
+    /// Name on the wire and in the store.
     fn name(self) -> &'static str;
 
-    /// The value with this name.
+    /// Looks a value up by name.
     fn from_name(name: &str) -> Option<Self> {
         Self::VALUES.iter().copied().find(|value| value.name() == name)
     }
 }
 
-/// Declares an enum with the names of its values, and everything that follows from them: `ALL`, `as_str`, `parse`, `Display`, `FromStr`,
-/// serde, and a schema that lists the names.
+/// Declares an enum with a name for each value, and derives the rest: `ALL`, `as_str`, `parse`, `Display`, `FromStr`, serde, and a JSON
+/// Schema that lists the names.
 macro_rules! named {
     ($(#[$meta:meta])* pub enum $type:ident { $($(#[$doc:meta])* $variant:ident = $name:literal,)+ }) => {
         $(#[$meta])*
@@ -29,17 +29,17 @@ macro_rules! named {
         }
 
         impl $type {
-            /// Every value.
+            /// All values, in order of declaration.
             pub const ALL: [Self; [$($name),+].len()] = [$(Self::$variant),+];
 
-            /// Its name on the wire and in the store.
+            /// Name on the wire and in the store.
             pub const fn as_str(self) -> &'static str {
                 match self {
                     $(Self::$variant => $name,)+
                 }
             }
 
-            /// The value with this name.
+            /// Looks a value up by name.
             pub fn parse(name: &str) -> Option<Self> {
                 <Self as $crate::names::Named>::from_name(name)
             }
@@ -70,10 +70,10 @@ macro_rules! named {
 }
 pub(crate) use named;
 
-/// Most characters of a name that is repeated in an error.
+/// Maximum number of characters of an unknown name that an error repeats.
 const MAX_SHOWN: usize = 40;
 
-/// A name that no value has.
+/// No value has this name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{name}` is none of {}", .known.join(", "))]
 pub struct UnknownName {
@@ -82,30 +82,30 @@ pub struct UnknownName {
 }
 
 impl UnknownName {
-    /// The error for this name.
+    /// The error for `name`, listing the names of `T`.
     pub fn of<T: Named>(name: &str) -> Self {
         let name = name.chars().filter(|character| !character.is_control()).take(MAX_SHOWN).collect();
         Self { name, known: T::VALUES.iter().map(|value| value.name()).collect() }
     }
 }
 
-/// A value as a server names it. A client that is older than the server keeps the name of a value it does not know, so that it can still
-/// show it; it never takes it for one that it knows.
+/// A value received from a server that may be newer than this client. An unknown value keeps its name, so that the client can still show
+/// it; it is never mistaken for a known one.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Open<T> {
-    /// A value of this version.
+    /// A value that this version knows.
     Known(T),
-    /// The name of a value of another version.
+    /// The name of a value that this version does not know.
     Unknown(String),
 }
 
 impl<T: Named> Open<T> {
-    /// The value with this name, or the name if no value has it.
+    /// Looks a value up by name, and keeps the name if there is none.
     pub fn read(name: &str) -> Self {
         T::from_name(name).map_or_else(|| Self::Unknown(name.to_owned()), Self::Known)
     }
 
-    /// Its name.
+    /// Name on the wire, known or not.
     pub fn as_str(&self) -> &str {
         match self {
             Self::Known(value) => value.name(),

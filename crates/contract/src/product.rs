@@ -1,4 +1,4 @@
-//! What is leased.
+//! The products that tenants lease.
 
 use crate::state::ProductKind;
 
@@ -17,7 +17,7 @@ pub enum Product {
 }
 
 impl Product {
-    /// Which kind of product it is.
+    /// The kind of product.
     pub const fn kind(self) -> ProductKind {
         match self {
             Self::Slice { .. } => ProductKind::Slice,
@@ -25,7 +25,7 @@ impl Product {
         }
     }
 
-    /// How many slots it takes.
+    /// How many slots the product takes.
     pub const fn slots(self) -> u32 {
         match self {
             Self::Slice { slots } => slots,

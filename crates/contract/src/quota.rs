@@ -1,4 +1,4 @@
-//! How much an organization or a project may have at once.
+//! Limits on what an organization or a project may hold at once.
 
 /// How much; none is no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]

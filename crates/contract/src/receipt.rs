@@ -1,4 +1,4 @@
-//! The receipt: what a node did with a task, signed by the node's receipt key. No receipt, no completion.
+//! The receipt: how a task ended on a node, signed with the node's receipt key. Without a receipt, no task is complete.
 
 use serde_json::value::RawValue;
 
@@ -10,18 +10,18 @@ use crate::key::{SigningKey, VerifyingKey};
 use crate::task::{self, TaskType};
 use crate::time::Timestamp;
 
-/// Payload type of a receipt.
+/// DSSE payload type of a receipt.
 pub const PAYLOAD_TYPE: &str = "application/vnd.gpuaas.receipt.v1+json";
-/// Most bytes of one receipt on the wire.
+/// Maximum size of a receipt on the wire.
 pub const MAX_BYTES: usize = 1024 * 1024;
-/// Most bytes of the output inside, so that base64 and the other fields still fit.
+/// Maximum size of the output, so that it still fits as base64 next to the other fields.
 pub const MAX_OUTPUT_BYTES: usize = 640 * 1024;
-/// Longest message inside.
+/// Maximum length of the message, in bytes.
 pub const MAX_MESSAGE: usize = 4096;
 
-/// Longest code, boot id or phase name inside.
+/// Maximum length of the code, the boot id and each phase name, in bytes.
 pub const MAX_NAME: usize = 64;
-/// Most phases inside.
+/// Maximum number of phases.
 pub const MAX_PHASES: usize = 256;
 
 /// How a task ended.
@@ -63,50 +63,50 @@ pub struct PhaseTiming {
     pub milliseconds: u64,
 }
 
-/// What is signed.
+/// The signed content of a receipt.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Payload {
     /// The cluster the node belongs to.
     pub cluster_id: ClusterId,
-    /// The node that speaks.
+    /// The node that ran or refused the task.
     pub node_id: NodeId,
-    /// Which enrollment of it.
+    /// Which enrollment of that node: its epoch.
     pub node_epoch: u64,
-    /// The task.
+    /// The task that the receipt answers.
     pub task_id: TaskId,
     /// Name of its kind, as signed in the envelope.
     pub task_type: String,
-    /// Digest of the envelope's payload: exactly which signed order this answers.
+    /// Digest of the envelope's payload: the exact signed order that this receipt answers.
     pub task_digest: Digest,
-    /// Which start of the agent.
+    /// Identifies the agent process; new at every start of the agent.
     pub agent_instance_id: AgentInstanceId,
-    /// Which boot of the host.
+    /// Identifies the boot of the host.
     pub boot_id: String,
     /// 1, or more if the task was recovered after a restart.
     pub attempt: u32,
-    /// When it started; absent if it never did.
+    /// When the task started; `None` if it never did.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub started_at: Option<Timestamp>,
-    /// When it ended.
+    /// When the task ended.
     pub finished_at: Timestamp,
-    /// How it ended.
+    /// How the task ended.
     pub outcome: Outcome,
-    /// Stable code: `ok`, or the reason.
+    /// Stable code: `ok`, or the reason why the task did not succeed.
     pub code: String,
     /// A sentence for people; may be empty.
     pub message: String,
-    /// Output of the kind, if it succeeded.
+    /// Output of the task, as raw JSON; present exactly if it succeeded.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub output: Option<Box<RawValue>>,
-    /// Phase timings in order.
+    /// How long each phase took, in order.
     pub phases: Vec<PhaseTiming>,
-    /// Proof that everything leased is clean again, from tasks that owe one.
+    /// Cleanup proof, from tasks that clean up.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cleanup_proof: Option<Box<RawValue>>,
-    /// Counts this node's receipts within its epoch, from 1.
+    /// Position among this node's receipts of the same epoch, counted from 1.
     pub sequence: u64,
-    /// Digest of this node's receipt before this one; absent for the first of an epoch.
+    /// Digest of the node's previous receipt; `None` for the first receipt of an epoch.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub previous_receipt: Option<Digest>,
 }
@@ -114,14 +114,14 @@ pub struct Payload {
 /// A signed receipt and the digest that the next one will name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Signed {
-    /// DSSE bytes.
+    /// The DSSE document.
     pub receipt: Vec<u8>,
     /// Digest of the signed payload.
     pub digest: Digest,
 }
 
 impl Payload {
-    /// Signs the receipt.
+    /// Signs the payload with the node's receipt key.
     pub fn sign(&self, key: &SigningKey) -> Signed {
         let payload = serde_json::to_vec(self).unwrap_or_default();
         let digest = Digest::of(&payload);
@@ -129,25 +129,25 @@ impl Payload {
     }
 }
 
-/// What the control plane knows about the task it sent.
+/// What the control plane has on record about the task.
 pub struct Expectation<'a> {
     /// The node's registered receipt key.
     pub key: &'a VerifyingKey,
-    /// This cluster.
+    /// The id of this cluster.
     pub cluster_id: ClusterId,
-    /// The node whose certificate brought the receipt.
+    /// The node whose certificate authenticated the connection.
     pub node_id: NodeId,
-    /// Its current epoch.
+    /// The node's current epoch.
     pub node_epoch: u64,
     /// The task as recorded.
     pub task_id: TaskId,
     /// Its kind as recorded.
     pub task_type: TaskType,
-    /// Digests of every envelope signed for it.
+    /// Digests of all envelopes that were signed for the task.
     pub envelope_digests: &'a [Digest],
 }
 
-/// A receipt that may be believed. Only [`verify`] makes one.
+/// A receipt that passed all checks of [`verify`], the only function that creates one.
 #[derive(Clone, Debug)]
 pub struct Verified {
     payload: Payload,
@@ -156,7 +156,7 @@ pub struct Verified {
 }
 
 impl Verified {
-    /// What the node says.
+    /// The signed content.
     pub fn payload(&self) -> &Payload {
         &self.payload
     }
@@ -166,52 +166,52 @@ impl Verified {
         &self.digest
     }
 
-    /// What the node proves to be clean, if the task is one that cleans up.
+    /// The cleanup proof, if the receipt carries one.
     pub fn cleanup_proof(&self) -> Option<&CleanupProof> {
         self.proof.as_ref()
     }
 }
 
-/// Why a receipt was not believed.
+/// Why a receipt was rejected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReceiptError {
-    /// Size, signature or payload type.
+    /// Too large, not authentic, or a document of another type.
     #[error("receipt not opened")]
     Open(#[from] OpenError),
-    /// Signed but not a receipt.
+    /// The signature is valid, but the payload is not a receipt.
     #[error("receipt is malformed: {0}")]
     Malformed(String),
-    /// A field this control plane does not know.
+    /// The payload has a field that this control plane does not know.
     #[error("receipt has an unknown field: {0}")]
     UnknownField(String),
-    /// Speaks for another cluster.
+    /// Issued for another cluster.
     #[error("receipt names another cluster")]
     OtherCluster,
-    /// Speaks for another node.
+    /// Issued by another node.
     #[error("receipt names another node")]
     OtherNode,
-    /// Speaks for another enrollment of the node.
+    /// Issued under another enrollment of the node.
     #[error("receipt names another epoch of the node")]
     OtherEpoch,
-    /// Speaks of another task or kind.
+    /// Names another task, or another kind of task.
     #[error("receipt names another task")]
     OtherTask,
-    /// Answers an order this control plane never signed.
+    /// Answers an envelope that this control plane never signed for the task.
     #[error("receipt answers an envelope that was never signed for this task")]
     OtherEnvelope,
-    /// The output does not fit the kind.
+    /// The output does not match the kind of task.
     #[error("receipt's output does not fit the task: {0}")]
     BadOutput(String),
-    /// The proof of cleanup is missing or none.
+    /// The cleanup proof is missing, unexpected or malformed.
     #[error("receipt's proof of cleanup is not accepted: {0}")]
     BadProof(String),
-    /// What it says of itself cannot be.
+    /// Its fields contradict each other or exceed their limits.
     #[error("receipt contradicts itself: {0}")]
     Inconsistent(&'static str),
 }
 
 impl ReceiptError {
-    /// Stable code.
+    /// Stable code for programs.
     pub const fn code(&self) -> &'static str {
         match self {
             Self::Open(OpenError::Oversized { .. }) => "receipt_oversized",
@@ -263,7 +263,7 @@ pub fn verify(receipt: &[u8], expect: &Expectation<'_>) -> Result<Verified, Rece
     Ok(Verified { payload, digest, proof })
 }
 
-/// A proof of cleanup comes only from tasks that clean up, and a release that succeeded has one.
+/// Only tasks that clean up may carry a cleanup proof, and a successful release must.
 fn parse_proof(reported: &Payload, kind: TaskType) -> Result<Option<CleanupProof>, ReceiptError> {
     let Some(raw) = &reported.cleanup_proof else {
         return if kind == TaskType::SliceVmRelease && reported.outcome == Outcome::Succeeded {

@@ -1,8 +1,8 @@
-//! Resuming a link: proof that whoever opens a link is the agent process that held the one before.
+//! Resuming a link: proof that the agent process that opens a link is the one that held the previous link.
 //!
-//! Every welcome carries a new secret. The agent keeps it in memory only, so whoever copied the agent's files does not have it, and
-//! the secret of an earlier link proves nothing about a later one. A hello is proved with a MAC over the exporter of its own TLS
-//! connection (RFC 8446, section 7.5), so a proof that was seen on one connection is worth nothing on another.
+//! Every welcome carries a new secret. The agent keeps it in memory only, so a copy of the agent's files does not include it, and the
+//! secret of an earlier link proves nothing about a later one. A hello is proven with a MAC over the exporter of its own TLS connection
+//! (RFC 8446, section 7.5), so a proof captured on one connection is worthless on another.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -16,7 +16,7 @@ pub const EXPORTER_LABEL: &[u8] = b"EXPORTER-gpuaas-link-v1";
 /// Header of every long-poll request after the hello: [`ResumeSecret::request_key`].
 pub const REQUEST_KEY_HEADER: &str = "gpuaas-session-key";
 
-/// What the TLS exporter gives both ends of one connection.
+/// Exporter output of one TLS connection, the same at both ends.
 pub type ChannelBinding = [u8; 32];
 
 /// The secret of one link.
@@ -29,16 +29,16 @@ impl std::fmt::Debug for ResumeSecret {
     }
 }
 
-/// What a proof is about.
+/// What a proof states.
 #[derive(Clone, Copy, Debug)]
 pub struct ResumeClaim<'a> {
-    /// The node.
+    /// The node that resumes its link.
     pub node_id: NodeId,
-    /// Its epoch.
+    /// The node's current epoch.
     pub node_epoch: u64,
-    /// The session whose secret it is.
+    /// The previous session, which issued the secret.
     pub session_id: &'a str,
-    /// The agent process that says hello.
+    /// The agent process that sends the hello.
     pub agent_instance_id: &'a str,
 }
 
@@ -48,40 +48,40 @@ impl ResumeSecret {
         Self(Zeroizing::new(bytes))
     }
 
-    /// Reads the secret of a welcome; `None` if there is none in it.
+    /// The secret from a welcome; `None` if it does not have exactly 32 bytes.
     pub fn from_slice(bytes: &[u8]) -> Option<Self> {
         Some(Self::new(bytes.try_into().ok()?))
     }
 
-    /// For the welcome.
+    /// The bytes, to be sent in a welcome.
     pub fn as_bytes(&self) -> &[u8] {
         self.0.as_slice()
     }
 
-    /// Proves a hello on the connection with this binding.
+    /// Computes the proof for a hello on the connection with this binding.
     pub fn prove(&self, binding: &ChannelBinding, claim: &ResumeClaim<'_>) -> Vec<u8> {
         self.claim_mac(binding, claim).finalize().into_bytes().to_vec()
     }
 
-    /// Whether the proof is one, in constant time.
+    /// Whether `proof` is valid; takes constant time.
     pub fn is_proof(&self, binding: &ChannelBinding, claim: &ResumeClaim<'_>, proof: &[u8]) -> bool {
         self.claim_mac(binding, claim).verify_slice(proof).is_ok()
     }
 
-    /// What every long-poll request of the session carries. It is another value than the secret, so that a request that is written
-    /// down somewhere does not give the link away.
+    /// The key that every long-poll request of the session carries. Derived from the secret instead of the secret itself, so that a logged
+    /// request does not give the link away.
     pub fn request_key(&self) -> String {
         STANDARD.encode(self.mac(b"gpuaas-link-request-v1").finalize().into_bytes())
     }
 
-    /// Whether a request carries the key of this session, in constant time.
+    /// Whether `given` is the request key of this session; takes constant time.
     pub fn is_request_key(&self, given: &str) -> bool {
         STANDARD.decode(given).is_ok_and(|given| self.mac(b"gpuaas-link-request-v1").verify_slice(&given).is_ok())
     }
 
     fn claim_mac(&self, binding: &ChannelBinding, claim: &ResumeClaim<'_>) -> Hmac<sha2::Sha256> {
         let ResumeClaim { node_id, node_epoch, session_id, agent_instance_id } = claim;
-        // The lengths are part of the text: no two claims read the same.
+        // The lengths make the encoding unambiguous: no two claims encode to the same text.
         let text = format!(
             "gpuaas-link-resume-v1\n{node_id}\n{node_epoch}\n{}:{session_id}\n{}:{agent_instance_id}\n",
             session_id.len(),

@@ -1,21 +1,21 @@
-//! For simulations only: time and chance that follow from a seed. Not part of ordinary builds.
+//! Time and randomness derived from a seed. For simulations only; not part of ordinary builds.
 
 use std::sync::OnceLock;
 
 use crate::time::Timestamp;
 
-/// Who to ask first. Each answers only on hosts of a simulation.
+/// Sources of time and randomness to ask before the real ones. Each answers only on simulated hosts.
 #[derive(Clone, Copy, Debug)]
 pub struct Hooks {
-    /// The simulated host's clock.
+    /// The simulated host's clock; `None` if the caller is not simulated.
     pub now: fn() -> Option<Timestamp>,
-    /// Random numbers that follow from the seed; `false` if the caller is not simulated.
+    /// Fills the buffer with random bytes derived from the seed; `false` if the caller is not simulated.
     pub random: fn(&mut [u8]) -> bool,
 }
 
 static HOOKS: OnceLock<Hooks> = OnceLock::new();
 
-/// Asks `hooks` first from now on, in the whole process. The first call counts.
+/// Installs `hooks` for the whole process. Only the first call has an effect.
 pub fn install(hooks: Hooks) {
     let _ = HOOKS.set(hooks);
 }
@@ -24,7 +24,7 @@ pub(crate) fn now() -> Option<Timestamp> {
     HOOKS.get().and_then(|hooks| (hooks.now)())
 }
 
-/// A UUIDv7 of the simulated moment. Within a millisecond the order is left to chance.
+/// A UUIDv7 at the simulated time. Ids within one millisecond sort randomly.
 pub(crate) fn uuid() -> Option<uuid::Uuid> {
     let hooks = HOOKS.get()?;
     let now = (hooks.now)()?.0;

@@ -1,10 +1,10 @@
-//! Words that all slice tasks share: device addresses, network names, and why a slot cannot be used.
+//! Types shared by all slice tasks: device addresses, network names, and the reasons why a slot cannot be used.
 
 use std::net::Ipv4Addr;
 
 use crate::id::{AllocationId, SlotId};
 
-/// Documents have the text of such a value, and a text that is none is an error.
+/// Serializes a type as its text form, and rejects text that does not parse.
 macro_rules! written_as_text {
     ($name:ident) => {
         impl TryFrom<String> for $name {
@@ -40,12 +40,12 @@ macro_rules! shown_as_it_is {
 pub struct PciAddress(String);
 
 impl PciAddress {
-    /// As the kernel writes it.
+    /// The address as the kernel writes it.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// Everything but the function: functions of one device share it.
+    /// The address without its function number; all functions of a device share it.
     pub fn device(&self) -> &str {
         self.0.rsplit_once('.').map_or(&self.0, |(device, _)| device)
     }
@@ -81,10 +81,10 @@ shown_as_it_is!(PciAddress);
 pub struct InterfaceName(String);
 
 impl InterfaceName {
-    /// Longest name the kernel takes.
+    /// Maximum length that the kernel accepts.
     pub const MAX: usize = 15;
 
-    /// The name.
+    /// The name as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -120,20 +120,20 @@ pub struct Subnet {
 }
 
 impl Subnet {
-    /// The widest and the narrowest that make sense for one host.
+    /// Prefix lengths that make sense for one host.
     const PREFIXES: std::ops::RangeInclusive<u8> = 16..=28;
 
-    /// The network's own address and the length of its prefix.
+    /// The network address and the prefix length.
     pub const fn parts(self) -> (Ipv4Addr, u8) {
         (Ipv4Addr::from_bits(self.network), self.prefix)
     }
 
-    /// The host's address in it.
+    /// The host's own address in the network.
     pub const fn gateway(self) -> Ipv4Addr {
         Ipv4Addr::from_bits(self.network + 1)
     }
 
-    /// The address of a slot, if the network has room for it.
+    /// The address that belongs to a slot; `None` if the network has no room for it.
     pub fn address(self, slot_index: u32) -> Option<Ipv4Addr> {
         let broadcast = self.network | (u32::MAX >> self.prefix);
         let address = self.network.checked_add(slot_index)?.checked_add(2)?;
@@ -197,15 +197,15 @@ pub struct SlotSpec {
 }
 
 impl SlotSpec {
-    /// Most functions of one slot.
+    /// Maximum number of companion functions of a slot.
     pub const MAX_COMPANIONS: usize = 7;
 
-    /// Everything on the bus that goes to the guest.
+    /// All PCI functions that are passed through to the guest.
     pub fn functions(&self) -> impl Iterator<Item = &PciAddress> {
         self.pci_address.iter().chain(&self.companions).chain(&self.fabric_device)
     }
 
-    /// Whether two slots would fight over a device or an address.
+    /// The device or address that both slots claim, if any.
     pub fn collides_with(&self, other: &Self) -> Option<String> {
         if let Some(shared) = self.functions().find(|function| other.functions().any(|theirs| theirs == *function)) {
             return Some(shared.to_string());
@@ -216,7 +216,7 @@ impl SlotSpec {
         (self.mac_address == other.mac_address || self.private_ip == other.private_ip).then(|| self.private_ip.to_string())
     }
 
-    /// Whether its texts and numbers are what they should be, whoever wrote them.
+    /// Checks that every text and number is valid, regardless of where the spec comes from.
     pub fn check(&self) -> Result<(), String> {
         let slot = self.slot_index;
         let path = self.nvme_device.strip_prefix(DRIVE_FOLDER).unwrap_or_default();
@@ -243,13 +243,13 @@ impl SlotSpec {
     }
 }
 
-/// Where stable paths of drives are.
+/// Folder with the stable paths of drives.
 pub const DRIVE_FOLDER: &str = "/dev/disk/by-id/";
-/// Most vCPUs of a slot.
+/// Maximum number of vCPUs per slot.
 pub const MAX_VCPUS: u32 = 1_024;
-/// Most memory of a slot.
+/// Maximum memory per slot, in MiB.
 pub const MAX_MEMORY_MIB: u64 = 16 * 1024 * 1024;
-/// Most slots of one slice.
+/// Maximum number of slots per slice.
 pub const MAX_SLOTS: usize = 16;
 
 fn is_plain(byte: u8) -> bool {
@@ -263,7 +263,7 @@ fn is_plain_or_space(byte: u8) -> bool {
 fn is_mac(text: &str) -> bool {
     let pair = |part: &str| part.len() == 2 && part.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
     let parts: Vec<&str> = text.split(':').collect();
-    // The lowest bit of the first byte would make it an address of many.
+    // The lowest bit of the first byte marks a multicast address.
     let single = parts.first().and_then(|first| u8::from_str_radix(first, 16).ok()).is_some_and(|first| first & 1 == 0);
     parts.len() == 6 && single && parts.iter().all(|part| pair(part))
 }
@@ -280,7 +280,8 @@ pub struct LeasedSlot {
 }
 
 impl LeasedSlot {
-    /// Whether these can be the slots of one slice: some, not too many, none twice, nothing shared, every text plain.
+    /// Checks that these can be the slots of one slice: the count is within limits, no slot or device occurs twice, and every spec is
+    /// valid.
     pub fn check_all(slots: &[Self]) -> Result<(), String> {
         if slots.is_empty() || slots.len() > MAX_SLOTS {
             return Err(format!("slots: {} are given; choose 1 to {MAX_SLOTS}", slots.len()));
@@ -300,19 +301,19 @@ impl LeasedSlot {
     }
 }
 
-/// Whose a slice is. The number grows with every lease of a slot, so that an order for an earlier one can be told.
+/// Who holds a slice or a machine. The lease epoch grows with every lease of a slot, so orders for an earlier lease can be recognized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Holder {
-    /// The allocation.
+    /// The allocation that holds the lease.
     pub allocation_id: AllocationId,
-    /// Its fencing number.
+    /// The epoch of that lease.
     pub lease_epoch: u64,
 }
 
-/// Shortest and longest time a guest may be given to shut down; other requests are brought into these bounds.
+/// Bounds on the time a guest has to shut down; requests outside of them are clamped.
 pub const GRACE_SECONDS: std::ops::RangeInclusive<u32> = 30..=900;
 
-/// How long a guest may take to shut down.
+/// The time a guest has to shut down: `seconds`, clamped to [`GRACE_SECONDS`].
 pub fn grace(seconds: u32) -> std::time::Duration {
     std::time::Duration::from_secs(seconds.clamp(*GRACE_SECONDS.start(), *GRACE_SECONDS.end()).into())
 }
@@ -326,7 +327,7 @@ macro_rules! plain_names {
         pub struct $name(String);
 
         impl $name {
-            /// The name.
+            /// The name as text.
             pub fn as_str(&self) -> &str {
                 &self.0
             }
@@ -364,7 +365,7 @@ plain_names! {
 pub struct SshPublicKey(String);
 
 impl SshPublicKey {
-    /// Kinds that are taken. DSA and small RSA keys are not.
+    /// Accepted key types. DSA keys and short RSA keys are refused.
     const KINDS: [&str; 6] = [
         "ssh-ed25519",
         "ecdsa-sha2-nistp256",
@@ -373,10 +374,10 @@ impl SshPublicKey {
         "ssh-rsa",
         "sk-ssh-ed25519@openssh.com",
     ];
-    /// Longest line.
+    /// Maximum length of a key line.
     const MAX: usize = 4096;
 
-    /// As it stands in an `authorized_keys` file.
+    /// The key as a line of an `authorized_keys` file.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -394,7 +395,7 @@ impl std::str::FromStr for SshPublicKey {
         let mut words = text.split_ascii_whitespace();
         let (kind, body) = (words.next().ok_or_else(bad)?, words.next().ok_or_else(bad)?);
         let bytes = base64::engine::general_purpose::STANDARD.decode(body).map_err(|_| bad())?;
-        // The bytes begin with the kind again: a length and a text.
+        // The decoded bytes repeat the key type, as a length and a string.
         let named = bytes.get(4..).and_then(|rest| rest.get(..kind.len())) == Some(kind.as_bytes())
             && bytes.get(..4) == Some(&u32::try_from(kind.len()).unwrap_or(0).to_be_bytes());
         let long_enough = kind != "ssh-rsa" || bytes.len() >= 250;
@@ -408,7 +409,7 @@ impl std::str::FromStr for SshPublicKey {
 written_as_text!(SshPublicKey);
 shown_as_it_is!(SshPublicKey);
 
-/// A text that is not what it should be.
+/// The text is not a valid value of its type.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{text}` is not {what}")]
 pub struct BadName {
@@ -431,7 +432,7 @@ pub struct Blocker {
 }
 
 impl Blocker {
-    /// A blocker.
+    /// A blocker with this code and message.
     pub fn new(code: &str, message: impl Into<String>) -> Self {
         Self { code: code.to_owned(), message: message.into() }
     }

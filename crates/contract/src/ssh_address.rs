@@ -1,11 +1,10 @@
-//! Where people sign in with SSH.
+//! The address that tenants connect to with SSH.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// The port unless another one is named.
 const DEFAULT_PORT: u16 = 22;
-/// Longest name of a host.
+/// Maximum length of a DNS name.
 const MAX_HOST: usize = 253;
 
 /// A host and a port, as `host`, `host:port` or `[address]:port`.
@@ -17,18 +16,18 @@ pub struct SshAddress {
     port: u16,
 }
 
-/// A text that is no such address.
+/// The text is not an SSH address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("expected a name or an address to sign in to, such as gpu7.example.com or 192.0.2.7:2222")]
 pub struct BadSshAddress;
 
 impl SshAddress {
-    /// A name or an address.
+    /// Host name or IP address.
     pub fn host(&self) -> &str {
         &self.host
     }
 
-    /// Its port.
+    /// TCP port.
     pub fn port(&self) -> u16 {
         self.port
     }

@@ -1,6 +1,6 @@
-//! The states of what the control plane keeps, as every side names them.
+//! The states of the control plane's records, as all programs name them.
 //!
-//! The control plane decides which state follows which (`gpuaas-domain`); here are their names and what each means by itself.
+//! This module has their names and the meaning of each state by itself; `gpuaas-domain` decides which state may follow which.
 
 use crate::names::named;
 use crate::receipt::Outcome;
@@ -23,18 +23,18 @@ named! {
 }
 
 impl NodeService {
-    /// Whether new tasks may be created for it and queued ones handed out.
+    /// Whether new tasks may be created for the node and queued ones dispatched to it.
     pub const fn takes_work(self) -> bool {
         matches!(self, Self::InService)
     }
 
-    /// Whether a task of this kind may be created for it and handed out. A node in maintenance, or one that is held back, still serves
-    /// the slices and tenants that are on it: they must be able to leave.
+    /// Whether a task of this kind may be created for the node and dispatched to it. A node that is draining or quarantined still serves
+    /// the slices and tenants on it, because they must be able to leave.
     pub const fn takes(self, kind: TaskType) -> bool {
         if kind.facts().taken_in_maintenance { self.may_connect() } else { self.takes_work() }
     }
 
-    /// Whether its certificates may open a link at all.
+    /// Whether the node's certificate may open a link at all.
     pub const fn may_connect(self) -> bool {
         matches!(self, Self::InService | Self::Draining | Self::Quarantined)
     }
@@ -85,7 +85,7 @@ named! {
 }
 
 impl SlotState {
-    /// Whether nothing of any allocation is on it.
+    /// Whether the slot holds nothing of any allocation.
     pub const fn is_clean(self) -> bool {
         match self {
             Self::Available | Self::Quarantined | Self::Withdrawn => true,
@@ -111,7 +111,7 @@ named! {
 }
 
 impl MachineState {
-    /// Whether nothing of any allocation is on it.
+    /// Whether the machine holds nothing of any allocation.
     pub const fn is_clean(self) -> bool {
         match self {
             Self::Available | Self::Withdrawn => true,
@@ -149,12 +149,12 @@ named! {
 }
 
 impl TaskState {
-    /// Whether nothing more will happen, short of a late receipt.
+    /// Whether the task has ended; only a late receipt can still change it.
     pub const fn ended(self) -> bool {
         !matches!(self, Self::Queued | Self::Dispatched | Self::Accepted | Self::Started)
     }
 
-    /// Whether the node has said that it has the task.
+    /// Whether the node has confirmed that it has the task.
     pub const fn in_hand(self) -> bool {
         matches!(self, Self::Accepted | Self::Started)
     }
@@ -197,12 +197,12 @@ named! {
 }
 
 impl AllocationState {
-    /// Whether nothing is held and nothing more happens by itself.
+    /// Whether the allocation holds nothing and does not advance any further.
     pub const fn is_terminal(self) -> bool {
         matches!(self, Self::Released | Self::Failed)
     }
 
-    /// Whether the tenant has it.
+    /// Whether the tenant has the use of it.
     pub const fn is_held(self) -> bool {
         matches!(self, Self::Active | Self::Stopped)
     }

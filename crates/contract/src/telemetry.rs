@@ -1,20 +1,21 @@
-//! What a host says about itself. Never an authority: it is shown, used to warn, and used to leave a host out.
+//! What a host reports about itself. It is displayed, used for warnings, and used to exclude a host from placement; it never grants
+//! anything.
 
 use crate::id::AllocationId;
 use crate::task::TaskType;
 use crate::task::slice_vm_provision::TelemetrySource;
 use crate::time::Timestamp;
 
-/// Most bytes of one telemetry document on the link.
+/// Maximum size of a telemetry document on the link.
 pub const MAX_BYTES: usize = 64 * 1024;
 
-/// Longest host name.
+/// Maximum length of a host name.
 pub const MAX_HOSTNAME: usize = 253;
-/// Longest other text of a fact.
+/// Maximum length of any other text in the facts.
 pub const MAX_FACT_TEXT: usize = 256;
-/// Most devices of one kind.
+/// Maximum number of devices of each kind.
 pub const MAX_DEVICES: usize = 256;
-/// Most kinds of tasks: more than there are, for agents of a later version.
+/// Maximum number of task kinds: more than exist now, because a newer agent may have more.
 pub const MAX_TASK_KINDS: usize = 128;
 
 /// Slow-changing facts, sent in the hello and again when they change.
@@ -51,19 +52,19 @@ pub struct HostFacts {
     pub allowed_tasks: Option<Vec<String>>,
 }
 
-/// Facts that are not facts.
+/// The text is not a facts document.
 #[derive(Debug, thiserror::Error)]
 pub enum BadFacts {
     /// Larger than [`MAX_BYTES`].
     #[error("facts of {0} bytes; at most {MAX_BYTES}")]
     TooLarge(usize),
-    /// Not JSON, or not this document.
+    /// Not JSON, or not a facts document.
     #[error("facts: {0}")]
     Malformed(#[from] serde_json::Error),
 }
 
 impl HostFacts {
-    /// Reads what a node says about itself, within bounds.
+    /// Reads a node's facts and bounds them.
     pub fn parse(json: &str) -> Result<Self, BadFacts> {
         if json.len() > MAX_BYTES {
             return Err(BadFacts::TooLarge(json.len()));
@@ -71,14 +72,13 @@ impl HostFacts {
         Ok(serde_json::from_str::<Self>(json)?.bounded())
     }
 
-    /// Which of these kinds of tasks the host's policy does not allow. None if the agent does not say what it allows.
+    /// The kinds among `kinds` that the host policy does not allow. Empty if the agent does not report what it allows.
     pub fn denied_tasks(&self, kinds: &[TaskType]) -> Vec<TaskType> {
         let Some(allowed) = &self.allowed_tasks else { return Vec::new() };
         kinds.iter().copied().filter(|kind| !allowed.iter().any(|name| name == kind.as_str())).collect()
     }
 
-    /// The same within bounds: short lists of short texts on one line. Everything is shown to operators, on terminals as well, so no
-    /// control characters.
+    /// Truncates lists and texts to their limits and removes unprintable characters, because operators see the facts on their terminals.
     pub fn bounded(mut self) -> Self {
         let Self { simulated: _, hostname, os, kernel, architecture, agent_version, cpu_model, .. } = &mut self;
         bound(hostname, MAX_HOSTNAME);
@@ -121,7 +121,7 @@ fn bound(text: &mut String, longest: usize) {
     }
 }
 
-/// Control characters, and those that change the direction of what follows them.
+/// Control characters, and characters that change the direction of the text after them.
 fn is_unprintable(c: char) -> bool {
     c.is_control() || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}')
 }
@@ -258,12 +258,12 @@ pub struct GuestReport {
 }
 
 impl GuestReport {
-    /// Most GPUs in a report.
+    /// Maximum number of GPUs in a report.
     const MAX_GPUS: usize = 16;
-    /// Longest address in a report.
+    /// Maximum length of a PCI address in a report.
     const MAX_ADDRESS: usize = 32;
 
-    /// A report, if it is one and within its bounds.
+    /// Parses a report; `None` if it is malformed or exceeds its limits.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let report: Self = serde_json::from_slice(bytes).ok()?;
         let plain = |gpu: &GpuMetrics| {

@@ -10,7 +10,7 @@ use std::time::Duration;
 pub struct Timestamp(pub i64);
 
 impl Timestamp {
-    /// The system clock's idea of now. The only place in the product that asks; pure code takes `now` as an argument.
+    /// Reads the system clock. The only place in the product that does; pure code takes `now` as an argument.
     #[allow(clippy::disallowed_methods, reason = "this is the one place that may")]
     pub fn now() -> Self {
         #[cfg(feature = "simulation")]
@@ -21,24 +21,24 @@ impl Timestamp {
         Self(micros(since))
     }
 
-    /// `self` moved into the future, saturating.
+    /// `self` plus `by`, saturating.
     pub fn plus(self, by: Duration) -> Self {
         Self(self.0.saturating_add(micros(by)))
     }
 
-    /// `self` moved into the past, saturating.
+    /// `self` minus `by`, saturating.
     pub fn minus(self, by: Duration) -> Self {
         Self(self.0.saturating_sub(micros(by)))
     }
 
-    /// How long after `earlier` this moment is; zero if it is not.
+    /// Time elapsed since `earlier`; zero if `earlier` is later.
     pub fn since(self, earlier: Self) -> Duration {
         Duration::from_micros(u64::try_from(self.0.saturating_sub(earlier.0)).unwrap_or(0))
     }
 
     /// RFC 3339 in UTC with microseconds, for people and CloudEvents.
     pub fn rfc3339(self) -> String {
-        // Days-to-civil conversion (proleptic Gregorian), so that the contract needs no calendar crate.
+        // Days-to-civil conversion (proleptic Gregorian); spares the contract a calendar dependency.
         let days = self.0.div_euclid(86_400_000_000);
         let micros = self.0.rem_euclid(86_400_000_000);
         let z = days + 719_468;
@@ -55,7 +55,7 @@ impl Timestamp {
     }
 }
 
-/// Days from the epoch to a date of the proleptic Gregorian calendar.
+/// Days from the Unix epoch to a date of the proleptic Gregorian calendar.
 const fn days_of(year: i64, month: i64, day: i64) -> i64 {
     let year = if month <= 2 { year - 1 } else { year };
     let era = year.div_euclid(400);
@@ -64,12 +64,12 @@ const fn days_of(year: i64, month: i64, day: i64) -> i64 {
     era * 146_097 + year_of_era * 365 + year_of_era / 4 - year_of_era / 100 + day_of_year - 719_468
 }
 
-/// The number in exactly these digits.
+/// Parses a text that consists of digits only.
 fn digits(text: &str) -> Option<i64> {
     if text.bytes().all(|byte| byte.is_ascii_digit()) { text.parse().ok() } else { None }
 }
 
-/// `08:30` as seconds.
+/// Converts `08:30` to seconds.
 fn hours_and_minutes(text: &str) -> Option<i64> {
     let (hours, minutes) = text.split_once(':').filter(|(hours, minutes)| (hours.len(), minutes.len()) == (2, 2))?;
     let (hours, minutes) = (digits(hours)?, digits(minutes)?);
@@ -77,8 +77,8 @@ fn hours_and_minutes(text: &str) -> Option<i64> {
 }
 
 impl Timestamp {
-    /// Reads RFC 3339 with any offset and up to nine digits of a second's fraction; what is finer than a microsecond is cut off. `None`
-    /// for anything else, also for leap seconds.
+    /// Parses RFC 3339 with any offset and up to nine fractional digits; anything finer than a microsecond is truncated. `None` for
+    /// anything else, including leap seconds.
     pub fn parse_rfc3339(text: &str) -> Option<Self> {
         let (date, time) = text.split_once(['T', 't'])?;
         let (year, rest) = date.split_at_checked(4)?;
@@ -113,24 +113,24 @@ impl Timestamp {
     }
 }
 
-/// Writes a moment as RFC 3339 in UTC with microseconds: `#[serde(with = "Rfc3339")]`. Documents for people and other programs have
-/// times in this form; what is signed or stored has integers.
+/// Serializes a timestamp as RFC 3339 in UTC with microseconds: `#[serde(with = "Rfc3339")]`. Documents for people and other programs have
+/// times in this form; signed and stored documents have integers.
 #[derive(Clone, Copy, Debug)]
 pub struct Rfc3339;
 
-/// The same for a moment that may be absent: `#[serde(default, with = "OptionalRfc3339")]`.
+/// Same as [`Rfc3339`] for an optional timestamp: `#[serde(default, with = "OptionalRfc3339")]`.
 #[derive(Clone, Copy, Debug)]
 pub struct OptionalRfc3339;
 
 const EXPECTED: &str = "expected a time as in RFC 3339, such as 2027-03-01T08:00:00Z";
 
 impl Rfc3339 {
-    /// For serde.
+    /// Called by serde.
     pub fn serialize<S: serde::Serializer>(at: &Timestamp, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(at)
     }
 
-    /// For serde.
+    /// Called by serde.
     pub fn deserialize<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Timestamp, D::Error> {
         let text: std::borrow::Cow<'de, str> = serde::Deserialize::deserialize(deserializer)?;
         Timestamp::parse_rfc3339(&text).ok_or_else(|| serde::de::Error::custom(EXPECTED))
@@ -138,7 +138,7 @@ impl Rfc3339 {
 }
 
 impl Rfc3339 {
-    /// For serde, where files from before times were text have to be read: microseconds since the epoch are taken as well.
+    /// Called by serde, for files that may date from before times were text: also accepts microseconds since the epoch.
     pub fn deserialize_lenient<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Timestamp, D::Error> {
         #[derive(serde::Deserialize)]
         #[serde(untagged)]
@@ -154,7 +154,7 @@ impl Rfc3339 {
 }
 
 impl OptionalRfc3339 {
-    /// For serde.
+    /// Called by serde.
     pub fn serialize<S: serde::Serializer>(at: &Option<Timestamp>, serializer: S) -> Result<S::Ok, S::Error> {
         match at {
             Some(at) => serializer.collect_str(at),
@@ -162,7 +162,7 @@ impl OptionalRfc3339 {
         }
     }
 
-    /// For serde.
+    /// Called by serde.
     pub fn deserialize<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<Timestamp>, D::Error> {
         let text: Option<std::borrow::Cow<'de, str>> = serde::Deserialize::deserialize(deserializer)?;
         text.map(|text| Timestamp::parse_rfc3339(&text).ok_or_else(|| serde::de::Error::custom(EXPECTED))).transpose()

@@ -1,7 +1,8 @@
-//! The verifier set: which keys may sign tasks, as a document signed by the cluster's root key.
+//! The verifier set: the keys that may sign tasks, as a document signed by the cluster's root key.
 //!
-//! A key is *staged* (published, not yet believed), *active* (signs and is believed), in *grace* (believed, signs no
-//! more), *retired* or *revoked* (never believed again). Nodes take only newer versions of the document.
+//! A key is *staged* (published, but its signatures do not count yet), *active* (signs, and its signatures count), in *grace* (its
+//! signatures still count, but it signs no more), *retired* or *revoked* (its signatures never count again). Nodes accept only newer
+//! versions of the document.
 
 use crate::dsse::{self, KeyLookup, OpenError};
 use crate::id::ClusterId;
@@ -9,11 +10,11 @@ use crate::key::{KeyId, SigningKey, VerifyingKey};
 use crate::names::named;
 use crate::time::Timestamp;
 
-/// Payload type of the document.
+/// DSSE payload type of a verifier set.
 pub const PAYLOAD_TYPE: &str = "application/vnd.gpuaas.verifier-set.v1+json";
-/// Most bytes of one document.
+/// Maximum size of a document.
 pub const MAX_BYTES: usize = 64 * 1024;
-/// Most keys in one document.
+/// Maximum number of keys in a document.
 pub const MAX_KEYS: usize = 64;
 
 named! {
@@ -33,7 +34,7 @@ named! {
 }
 
 impl KeyState {
-    /// Whether a signature by such a key counts.
+    /// Whether signatures by a key in this state count.
     pub const fn believed(self) -> bool {
         matches!(self, Self::Active | Self::Grace)
     }
@@ -43,61 +44,61 @@ impl KeyState {
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Entry {
-    /// The key's name; must be the one that follows from `public_key`.
+    /// The key's id; must match `public_key`.
     pub key_id: KeyId,
-    /// Public half.
+    /// Public half of the key.
     pub public_key: VerifyingKey,
-    /// Where it is in its life.
+    /// Decides whether signatures by the key count.
     pub state: KeyState,
 }
 
-/// The document's payload.
+/// The signed content of a verifier set.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Document {
-    /// The cluster it belongs to.
+    /// The cluster whose nodes trust these keys.
     pub cluster_id: ClusterId,
-    /// Counts up by one with every change.
+    /// Increases by one with every change.
     pub version: u64,
-    /// When it was signed.
+    /// When the document was signed.
     pub issued_at: Timestamp,
-    /// The keys.
+    /// The keys, in any state.
     pub keys: Vec<Entry>,
 }
 
-/// A verified document, ready to look keys up in.
+/// A verified document in which keys can be looked up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VerifierSet {
     document: Document,
 }
 
-/// Why a document was not taken.
+/// Why a document was rejected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SetError {
-    /// Not signed by the root key, too large or malformed.
+    /// Not signed by the root key, too large, or malformed.
     #[error("verifier set not opened")]
     Open(#[from] OpenError),
-    /// Signed, but not a verifier set.
+    /// The signature is valid, but the payload is not a verifier set.
     #[error("verifier set is malformed: {0}")]
     Malformed(String),
     /// Signed for another cluster.
     #[error("verifier set belongs to cluster {0}, not to this one")]
     OtherCluster(ClusterId),
-    /// Older than the one in hand: somebody replays an old document.
+    /// Older than the current set: an old document was replayed.
     #[error("verifier set version {offered} is older than version {held} in hand")]
     Rollback {
-        /// Version in hand.
+        /// Version of the current set.
         held: u64,
-        /// Version offered.
+        /// Version of the offered set.
         offered: u64,
     },
-    /// Same version, other content: the root key signed two truths.
+    /// Same version with different content: the root key signed two versions of the truth.
     #[error("verifier set version {0} differs from the one in hand; the root key may be in wrong hands")]
     Equivocation(u64),
 }
 
 impl SetError {
-    /// Stable code.
+    /// Stable code for programs.
     pub const fn code(&self) -> &'static str {
         match self {
             Self::Open(_) => "verifier_set_not_authentic",
@@ -117,7 +118,7 @@ impl Document {
 }
 
 impl VerifierSet {
-    /// Verifies a document with the pinned root key.
+    /// Verifies a document against the pinned root key.
     pub fn open(document: &[u8], root: &VerifyingKey, cluster: ClusterId) -> Result<Self, SetError> {
         let payload = dsse::open(document, MAX_BYTES, PAYLOAD_TYPE, root)?;
         let document: Document = serde_json::from_slice(&payload).map_err(|e| SetError::Malformed(e.to_string()))?;
@@ -138,7 +139,7 @@ impl VerifierSet {
         Ok(Self { document })
     }
 
-    /// The set to hold after `offered` arrived while `self` is in hand. Never goes back, never splits.
+    /// The set to use after `offered` arrived while `self` is in use. The version never goes back, and no version has two contents.
     pub fn succeed(self, offered: Self) -> Result<Self, SetError> {
         let (held, new) = (self.document.version, offered.document.version);
         if new < held {
@@ -150,12 +151,12 @@ impl VerifierSet {
         }
     }
 
-    /// What it says.
+    /// The signed content.
     pub fn document(&self) -> &Document {
         &self.document
     }
 
-    /// Its version.
+    /// The version of the document.
     pub fn version(&self) -> u64 {
         self.document.version
     }

@@ -1,4 +1,4 @@
-//! What happens to users, members, keys and sign-ins.
+//! Events of users, members, keys and sign-ins.
 
 use super::payload::payloads;
 use crate::access::PlatformRole;

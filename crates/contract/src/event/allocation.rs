@@ -1,4 +1,4 @@
-//! What happens to allocations.
+//! Events of allocations.
 
 use std::collections::BTreeMap;
 

@@ -1,6 +1,7 @@
-//! Everything that happens: one declaration of each kind of event, with its CloudEvents type, its data and the action in the audit log.
+//! All events. Each kind is declared once, with its CloudEvents type, its data and its action in the audit log.
 //!
-//! The AsyncAPI document, the check of webhooks, the completion of the CLI, what tenants see and the audit log all come from here.
+//! The AsyncAPI document, the validation of webhook filters, shell completion, what tenants see and the audit log are all derived from this
+//! declaration.
 
 mod access;
 mod allocation;
@@ -20,8 +21,8 @@ pub use tenancy::*;
 
 use crate::names::named;
 
-/// Declares events: a sentence for people, the name of the kind with its data, its CloudEvents type, and its action in the audit log. A
-/// kind with several actions lists them, and its data chooses one (`audit_action`).
+/// Declares events: a sentence for people, the kind with the type of its data, its CloudEvents type, and its action in the audit log. A
+/// kind with several actions lists them all, and the data picks one (`audit_action`).
 macro_rules! events {
     ($(#[doc = $summary:literal] $kind:ident($payload:ty) = $name:literal, $action:tt;)+) => {
         named! {
@@ -31,37 +32,37 @@ macro_rules! events {
             }
         }
 
-        /// Something that happened, with its data.
+        /// An event with its data.
         #[derive(Clone, Debug, PartialEq)]
         pub enum Event {
             $(#[doc = $summary] $kind($payload),)+
         }
 
         impl Event {
-            /// What happened.
+            /// The kind of the event.
             pub const fn kind(&self) -> EventKind {
                 match self {
                     $(Self::$kind(_) => EventKind::$kind,)+
                 }
             }
 
-            /// The action in the audit log.
+            /// The event's action in the audit log.
             pub fn action(&self) -> &'static str {
                 match self {
                     $(Self::$kind(data) => audit_action!(data, $action),)+
                 }
             }
 
-            /// Its data as JSON.
+            /// The event's data as JSON.
             pub fn data(&self) -> serde_json::Value {
                 let data = match self {
                     $(Self::$kind(data) => serde_json::to_value(data),)+
                 };
-                // Only a map with keys that are not text could fail, and no payload has one.
+                // Serialization fails only for maps whose keys are not strings, and no payload has one.
                 data.unwrap_or_default()
             }
 
-            /// The event of this kind with this data.
+            /// Reads the data of an event of this kind.
             pub fn read(kind: EventKind, data: serde_json::Value) -> serde_json::Result<Self> {
                 match kind {
                     $(EventKind::$kind => serde_json::from_value(data).map(Self::$kind),)+
@@ -70,21 +71,21 @@ macro_rules! events {
         }
 
         impl EventKind {
-            /// What it means, in a sentence.
+            /// One sentence for people.
             pub const fn summary(self) -> &'static str {
                 match self {
                     $(Self::$kind => $summary.trim_ascii_start(),)+
                 }
             }
 
-            /// Every action that the audit log has for it.
+            /// Every action that the audit log can have for this kind.
             pub const fn actions(self) -> &'static [&'static str] {
                 match self {
                     $(Self::$kind => audit_actions!($action),)+
                 }
             }
 
-            /// The fields of its data that tenants see.
+            /// The names of the data fields that tenants see.
             pub fn tenant_fields(self) -> Vec<&'static str> {
                 let mut fields = Vec::new();
                 match self {
@@ -93,7 +94,7 @@ macro_rules! events {
                 fields
             }
 
-            /// The schema of its data.
+            /// The JSON Schema of the data.
             pub fn data_schema(self, generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
                 match self {
                     $(Self::$kind => generator.subschema_for::<$payload>(),)+
@@ -369,7 +370,7 @@ events! {
     WebhookTest(WebhookTest) = "gpuaas.webhook.test.v1", "webhook.test";
 }
 
-/// `gpuaas.allocation.active.v1` → `allocation.active`. Kinds of other versions have the same form.
+/// Shortens `gpuaas.allocation.active.v1` to `allocation.active`. Also works for kinds that this version does not know.
 pub fn short_kind(kind: &str) -> &str {
     let kind = kind.strip_prefix("gpuaas.").unwrap_or(kind);
     match kind.rsplit_once(".v") {
@@ -379,7 +380,7 @@ pub fn short_kind(kind: &str) -> &str {
 }
 
 impl EventKind {
-    /// Its name without what all of them have, such as `allocation.active`.
+    /// The type without the common prefix and version, such as `allocation.active`.
     pub fn short(self) -> &'static str {
         short_kind(self.as_str())
     }
@@ -406,7 +407,7 @@ mod tests {
         assert_eq!(short_kind("other.thing"), "other.thing");
     }
 
-    /// The names of the properties of a schema, with those of its parts.
+    /// Collects the property names of a schema, including those of its subschemas.
     fn properties(schema: &serde_json::Value, names: &mut BTreeSet<String>) {
         names.extend(schema["properties"].as_object().into_iter().flatten().map(|(name, _)| name.clone()));
         for part in ["allOf", "anyOf", "oneOf"] {
@@ -444,7 +445,7 @@ mod tests {
             (event.kind(), event.action(), event.data()),
             (EventKind::AllocationActive, "allocation.advance", progress.clone())
         );
-        // A state of another version does not make it unreadable, and neither does a field.
+        // Neither a state nor a field of another version makes an event unreadable.
         let mut other = progress;
         other["to"] = "hibernating".into();
         other["mood"] = "good".into();

@@ -1,4 +1,4 @@
-//! What happens to hosts: enrollment, nodes, maintenance and the budget of destructive commands.
+//! Events of hosts: enrollment, nodes, maintenance and the budget of destructive commands.
 
 use super::payload::payloads;
 use crate::Digest;
@@ -225,7 +225,7 @@ payloads! {
 }
 
 impl NodeServiceChanged {
-    /// The audit action of a node that is in service again: what ended says which.
+    /// The audit action for a node that is back in service; it depends on the state the node was in before.
     pub(super) fn audit_action(&self) -> &'static str {
         if self.from == NodeService::Quarantined { "node.unquarantine" } else { "node.undrain" }
     }

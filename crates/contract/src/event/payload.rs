@@ -1,21 +1,21 @@
-//! How the data of an event is declared: each field with who sees it.
+//! Declares the data of events: each field states who sees it.
 
 /// The data of an event.
 pub trait Payload {
-    /// Adds the names of the fields that tenants see. What is not among them is shown to those who run the platform only.
+    /// Adds the names of the fields that tenants see. All other fields are for operators only.
     fn tenant_fields(fields: &mut Vec<&'static str>);
 }
 
-/// What is absent shows nothing, and what is there shows its own fields.
+/// An absent payload has no fields to show; a present one shows its own.
 impl<T: Payload> Payload for Option<T> {
     fn tenant_fields(fields: &mut Vec<&'static str>) {
         T::tenant_fields(fields);
     }
 }
 
-/// Declares payloads. Before each field stands who sees it: `tenant` for everybody, `operator` for those who run the platform, and `flat`
-/// (with `#[serde(flatten)]`) for fields of another payload, which say it themselves. A field that names a node, a task or something that
-/// happened inside of one is for operators.
+/// Declares payloads. Each field is preceded by who sees it: `tenant` for everyone, `operator` for operators only, and `flat` (with
+/// `#[serde(flatten)]`) for a nested payload, whose own fields state it. A field that names a node, a task or something inside a node is
+/// for operators.
 macro_rules! payloads {
     ($($(#[$meta:meta])* pub struct $name:ident { $($(#[$attribute:meta])* $seen:ident $field:ident: $type:ty,)* })+) => {$(
         $(#[$meta])*

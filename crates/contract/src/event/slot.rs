@@ -1,4 +1,4 @@
-//! What happens to slots and whole machines.
+//! Events of slots and whole machines.
 
 use super::payload::payloads;
 use crate::id::{AllocationId, NodeId, SlotId, TaskId};

@@ -1,4 +1,4 @@
-//! What happens to tasks.
+//! Events of tasks.
 
 use super::payload::payloads;
 use crate::Digest;
@@ -92,7 +92,7 @@ payloads! {
 }
 
 impl TaskCancelled {
-    /// The audit action: a node's word, or a cancellation that needed none.
+    /// The audit action: a receipt arrived, or the task was canceled without one.
     pub(super) fn audit_action(&self) -> &'static str {
         if self.receipt.is_some() { "task.receipt" } else { "task.cancelled" }
     }

@@ -1,4 +1,4 @@
-//! What happens to organizations, projects, service accounts, webhooks and the catalog.
+//! Events of organizations, projects, service accounts, webhooks and the catalog.
 
 use super::payload::payloads;
 use crate::Digest;

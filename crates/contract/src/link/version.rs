@@ -1,8 +1,8 @@
-//! Two versions of one protocol: what both sides speak, and what a peer of another version may send.
+//! Version negotiation of the link protocol, and tolerance for messages from a peer of another version.
 //!
-//! The number covers everything that travels over the link, signed documents included. Additions to the link's own messages need no new
-//! number, because fields and kinds that a side does not know are ignored. Signed documents are parsed strictly: a side that adds to
-//! one of them raises [`PROTOCOL`] and leaves the addition out on a link that uses an older version.
+//! The version covers everything that travels over the link, including signed documents. Additions to the link's own messages need no new
+//! version, because unknown fields and kinds are ignored. Signed documents are parsed strictly: a side that adds to one of them raises
+//! [`PROTOCOL`] and leaves the addition out on links that use an older version.
 
 use serde::de::value::StrDeserializer;
 use serde::de::{DeserializeOwned, Error as _};
@@ -10,36 +10,36 @@ use serde::{Deserialize, Deserializer};
 
 use super::Hello;
 
-/// Newest version of the protocol spoken here. Version 2 proves who resumes a link; version 1 could not, and is refused.
+/// Newest protocol version that this program speaks. Version 2 added the proof for resuming a link; version 1 has none and is refused.
 pub const PROTOCOL: u32 = 2;
-/// Oldest version that is still spoken here: that of the release before this one.
+/// Oldest protocol version that this program speaks: the one of the previous release.
 pub const OLDEST_PROTOCOL: u32 = 2;
 
-/// The versions that one side speaks, both ends included.
+/// The range of versions that one side speaks, inclusive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Versions {
-    /// The oldest.
+    /// Oldest version.
     pub oldest: u32,
-    /// The newest.
+    /// Newest version.
     pub newest: u32,
 }
 
-/// No version is spoken by both sides.
+/// The two sides have no version in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outdated {
-    /// We are too old for the peer.
+    /// This side is too old for the peer.
     Us,
-    /// The peer is too old for us.
+    /// The peer is too old for this side.
     Peer,
 }
 
 impl Versions {
-    /// What this program speaks.
+    /// The versions that this program speaks.
     pub const OURS: Self = Self { oldest: OLDEST_PROTOCOL, newest: PROTOCOL };
 
-    /// What the agent that said hello speaks.
+    /// The versions that the agent stated in its hello.
     pub const fn of(hello: &Hello) -> Self {
-        // Agents that speak one version only do not name the oldest.
+        // Agents that speak a single version leave the oldest out.
         let oldest = if hello.oldest_protocol == 0 { hello.protocol } else { hello.oldest_protocol };
         Self { oldest, newest: hello.protocol }
     }
@@ -56,7 +56,7 @@ impl Versions {
         }
     }
 
-    /// Whether it is one of them.
+    /// Whether `version` is in the range.
     pub const fn contains(self, version: u32) -> bool {
         self.oldest <= version && version <= self.newest
     }
@@ -71,8 +71,8 @@ impl std::fmt::Display for Versions {
     }
 }
 
-/// Reads the message of a [`super::FromNode`] or [`super::ToNode`] from JSON. A kind that this version does not know is `None`, as in
-/// protobuf; a known kind with a broken content is an error.
+/// Reads the message of a [`super::FromNode`] or [`super::ToNode`] from JSON. As in protobuf, an unknown kind is `None`; malformed content
+/// of a known kind is an error.
 pub(super) fn known_kind<'de, D, M>(deserializer: D) -> Result<Option<M>, D::Error>
 where
     D: Deserializer<'de>,
@@ -88,12 +88,12 @@ where
     serde_json::from_value(content).map(Some).map_err(D::Error::custom)
 }
 
-/// What a name alone says about a message.
+/// Outcome of reading the name of a message kind without its content.
 #[derive(Debug)]
 enum KindError {
-    /// There is no such kind.
+    /// This version has no such kind.
     Unknown,
-    /// There is, and it wants a content.
+    /// The kind exists; only its content is missing.
     Known(String),
 }
 

@@ -1,7 +1,7 @@
-//! `allocation.deprovision_user`: the user of a tenant who leased the whole host gone, with everything that was its own.
+//! `allocation.deprovision_user`: removes the user of a tenant who leased the whole host, and everything that belonged to the user.
 //!
-//! A success is the proof: the user is not in the user database, no process runs as it, no file on the host's own file systems belongs
-//! to it, and its home, its keys, its sudo rule and everything that would have started on its behalf are gone.
+//! A success is the proof: the user is not in the user database, no process runs as the user, no file on the host's own file systems
+//! belongs to the user, and the home folder, the keys, the sudo rule and everything that would have started on the user's behalf are gone.
 
 use super::allocation_provision_user::check_order;
 use super::{Examples, Parameters};
@@ -25,7 +25,7 @@ pub struct Params {
 }
 
 impl Params {
-    /// Whose it is.
+    /// The allocation and lease that the task acts on.
     pub fn holder(&self) -> Holder {
         Holder { allocation_id: self.allocation_id, lease_epoch: self.lease_epoch }
     }

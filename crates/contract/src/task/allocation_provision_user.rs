@@ -1,11 +1,11 @@
-//! `allocation.provision_user`: a user of the operating system for a tenant who leases the whole host.
+//! `allocation.provision_user`: creates an operating system user for a tenant who leases the whole host.
 
 use super::{Examples, Parameters};
 use crate::guest::{MAX_KEYS, check_keys};
 use crate::id::AllocationId;
 use crate::slice::{Holder, SshPublicKey, UserName};
 
-/// Names that are never a tenant's: those of groups that give rights to whoever is in them, because a user has a group of its own name.
+/// Names that a tenant never gets. A user is in a group of the same name, and membership in these groups grants rights.
 pub const RESERVED: [&str; 20] = [
     "adm",
     "admin",
@@ -48,7 +48,7 @@ pub struct Params {
 }
 
 impl Params {
-    /// Whose it is.
+    /// The allocation and lease that the task acts on.
     pub fn holder(&self) -> Holder {
         Holder { allocation_id: self.allocation_id, lease_epoch: self.lease_epoch }
     }
@@ -78,7 +78,7 @@ pub(super) const EXAMPLES: Examples = Examples {
     refused_outputs: &[],
 };
 
-/// What holds for the end of a user as well.
+/// Checks that apply to the removal of a user as well.
 pub(super) fn check_order(lease_epoch: u64, username: &UserName) -> Result<(), String> {
     if lease_epoch == 0 {
         return Err("lease_epoch counts from 1".to_owned());

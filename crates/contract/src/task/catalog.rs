@@ -1,10 +1,10 @@
-//! What follows from the table of tasks.
+//! Everything that is derived from the table of tasks.
 
-/// Declares the kinds of tasks: a variant, its module with `Params` and `Output`, and the fields of its
-/// [`Facts`](super::Facts). Everything that has to name all kinds is generated here.
+/// Declares the kinds of tasks: a variant, its module with `Params` and `Output`, and the fields of its [`Facts`](super::Facts). All code
+/// that has to enumerate the kinds is generated here.
 macro_rules! tasks {
     ($($variant:ident($module:ident) { name: $name:literal, summary: $summary:literal, $($fact:ident: $value:expr,)+ })+) => {
-        /// Everything that can be asked of a node, with its parameters.
+        /// A task for a node, with its parameters.
         #[derive(Clone, Debug, PartialEq)]
         pub enum Task {
             $(#[doc = concat!("`", $name, "`: ", $summary)] $variant($module::Params),)+
@@ -16,7 +16,7 @@ macro_rules! tasks {
             $(#[doc = concat!("`", $name, "`")] $variant,)+
         }
 
-        /// What a successful task answers.
+        /// The output of a task that succeeded.
         #[derive(Clone, Debug, PartialEq, serde::Serialize)]
         #[serde(untagged)]
         pub enum Output {
@@ -24,24 +24,24 @@ macro_rules! tasks {
         }
 
         impl TaskType {
-            /// Every kind there is, in the order of the catalog.
+            /// All kinds, in the order of the catalog.
             pub const ALL: [Self; [$($name),+].len()] = [$(Self::$variant),+];
 
-            /// Its row of the table.
+            /// The kind's row of the table.
             pub const fn facts(self) -> &'static Facts {
                 match self {
                     $(Self::$variant => const { &Facts { name: $name, summary: $summary, $($fact: $value),+ } },)+
                 }
             }
 
-            /// Parameters and outputs of this kind, as JSON.
+            /// Example parameters and outputs of this kind, as JSON.
             pub const fn examples(self) -> &'static Examples {
                 match self {
                     $(Self::$variant => &$module::EXAMPLES,)+
                 }
             }
 
-            /// Schemas of the parameters and of the output.
+            /// JSON Schemas of the parameters and of the output.
             pub(crate) fn schemas(self) -> (schemars::Schema, schemars::Schema) {
                 match self {
                     $(Self::$variant => (schemars::schema_for!($module::Params), schemars::schema_for!($module::Output)),)+
@@ -50,26 +50,26 @@ macro_rules! tasks {
         }
 
         impl Task {
-            /// Its kind.
+            /// The kind of the task.
             pub const fn task_type(&self) -> TaskType {
                 match self {
                     $(Self::$variant(_) => TaskType::$variant,)+
                 }
             }
 
-            /// Strict parse of the parameters of a task of this kind.
+            /// Parses the parameters of a task of this kind, strictly.
             pub fn parse(task_type: TaskType, params: &str) -> Result<Self, BadParams> {
                 match task_type {
                     $(TaskType::$variant => params_of(task_type, params).map(Self::$variant),)+
                 }
             }
 
-            /// The parameters as the JSON that goes into the envelope.
+            /// The parameters as JSON, as they go into the envelope.
             pub fn params_json(&self) -> Box<RawValue> {
                 let raw = match self {
                     $(Self::$variant(params) => serde_json::value::to_raw_value(params),)+
                 };
-                // Plain structs of strings and numbers always serialize.
+                // Serializing plain structs of strings and numbers cannot fail.
                 raw.unwrap_or_else(|_| RawValue::NULL.to_owned())
             }
 
@@ -81,14 +81,14 @@ macro_rules! tasks {
         }
 
         impl Output {
-            /// The kind of task that answers so.
+            /// The kind of task that produces this output.
             pub const fn task_type(&self) -> TaskType {
                 match self {
                     $(Self::$variant(_) => TaskType::$variant,)+
                 }
             }
 
-            /// Strict parse of the output of a task of this kind.
+            /// Parses the output of a task of this kind, strictly.
             pub fn parse(task_type: TaskType, output: &str) -> Result<Self, serde_json::Error> {
                 match task_type {
                     $(TaskType::$variant => serde_json::from_str(output).map(Self::$variant),)+

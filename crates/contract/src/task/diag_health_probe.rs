@@ -1,4 +1,4 @@
-//! `diag.health_probe`: the state of the host, read only.
+//! `diag.health_probe`: reads the state of the host.
 
 use super::{Examples, Parameters};
 use crate::telemetry::{DiskFact, GpuFact};

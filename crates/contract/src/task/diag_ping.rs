@@ -3,11 +3,11 @@
 use super::{Examples, Parameters};
 use crate::time::Timestamp;
 
-/// Longest message.
+/// Maximum length of the message.
 pub const MAX_MESSAGE: usize = 256;
-/// Longest time a ping may be asked to take.
+/// Maximum time a ping can be made to take, in milliseconds.
 pub const MAX_HOLD_MS: u32 = 600_000;
-/// Most log lines a ping may be asked to write.
+/// Maximum number of log lines a ping can be made to write.
 pub const MAX_LOG_LINES: u32 = 100_000;
 
 /// What to do.

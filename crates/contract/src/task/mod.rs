@@ -1,7 +1,7 @@
 //! The closed catalog of tasks.
 //!
-//! A task that is not a row of the table below does not exist: the control plane cannot ask for it and the agent cannot run it. The table
-//! is the only place that lists the kinds with what is fixed about them; everything else asks it. See `docs/adding-a-task.md`.
+//! A task that is not in the table below does not exist: the control plane cannot create it and no agent can run it. The table is the only
+//! place that lists the kinds and their fixed properties; all other code looks them up there. See `docs/adding-a-task.md`.
 
 pub mod allocation_deprovision_user;
 pub mod allocation_provision_user;
@@ -81,10 +81,10 @@ catalog::tasks! {
         lease: Some(Leased::Slots),
         decides_lease: true,
         undoes_itself: true,
-        // Only what the host's own lease gives to the new holder, which is clean by proof.
+        // It overwrites only what the host's lease gives to the new holder, which was proven to be clean.
         destroys: None,
         proves_cleanup: true,
-        // A large image over a slow line, and a driver that is built at the first boot.
+        // Time for a large image over a slow line, and for a driver that is built at the first boot.
         timeout: minutes(2 * 60),
         taken_in_maintenance: false,
         by_hand: ByHand::Instead("gpuaas slice create"),
@@ -98,7 +98,7 @@ catalog::tasks! {
         undoes_itself: true,
         destroys: Some(Destroys::Guest),
         proves_cleanup: true,
-        // A drive that can only be wiped by writing it all.
+        // Time for a drive that can only be wiped by overwriting all of it.
         timeout: minutes(6 * 60),
         taken_in_maintenance: true,
         by_hand: ByHand::Instead("gpuaas slice release"),
@@ -157,86 +157,86 @@ catalog::tasks! {
     }
 }
 
-/// What is fixed about a kind of task: its row of the table.
+/// The fixed properties of a kind of task: its row of the table.
 #[derive(Clone, Copy, Debug)]
 pub struct Facts {
-    /// Name on the wire, in policies and in the CLI.
+    /// Name on the wire, in host policies and in the CLI.
     pub name: &'static str,
     /// One sentence for people.
     pub summary: &'static str,
     /// Whether running it changes anything on the host.
     pub changes_host: bool,
-    /// What of an allocation it acts on, if it does: then the control plane creates it from its own records.
+    /// What the task acts on, if it acts on a lease. The control plane then creates the task from its own records.
     pub lease: Option<Leased>,
-    /// Whether its end decides about the lease that it acts on.
+    /// Whether the outcome of the task decides what happens to the lease.
     pub decides_lease: bool,
-    /// Whether it undoes what it began when it fails or is told to stop: then it must be let go on until it has.
+    /// Whether the task rolls back when it fails or is canceled. It must then be allowed to run until the rollback is done.
     pub undoes_itself: bool,
-    /// What it takes away that nobody can bring back, if it does: such tasks have a budget per hour.
+    /// What the task destroys beyond recovery, if anything. Such tasks are limited to a budget per hour.
     pub destroys: Option<Destroys>,
-    /// Whether its receipt may carry a proof of cleanup.
+    /// Whether the receipt may carry a cleanup proof.
     pub proves_cleanup: bool,
-    /// How long it may run, besides what its parameters tell it to wait.
+    /// How long the task may run, in addition to the waiting time that its parameters ask for.
     pub timeout: Duration,
-    /// Whether a node in maintenance, or one that is held back, takes it: tenants must be able to leave.
+    /// Whether a draining or quarantined node still accepts the task, because tenants must be able to leave.
     pub taken_in_maintenance: bool,
     /// Whether an operator may create it with `gpuaas task run`.
     pub by_hand: ByHand,
 }
 
-/// What of an allocation a task acts on.
+/// What a task with a lease acts on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leased {
-    /// Its slots.
+    /// The slots of the allocation.
     Slots,
     /// The whole host.
     Host,
 }
 
-/// Whether an operator may create a task by its name.
+/// Whether an operator may create a task of this kind directly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ByHand {
-    /// They may.
+    /// `gpuaas task run` may create it.
     Allowed,
-    /// They use this command instead, which decides on the records.
+    /// This command creates it instead, because the control plane must consult and update its records.
     Instead(&'static str),
 }
 
-/// What every task's parameters can be asked.
+/// Implemented by the parameters of every kind of task.
 trait Parameters {
-    /// Whether every value is within its limits; the error names the field.
+    /// Checks all limits; the error names the field.
     fn check(&self) -> Result<(), String>;
 
-    /// The allocation on whose slots or host it acts. Kinds with a lease in the table name theirs.
+    /// The lease that the task acts on. Implemented by all kinds that have a lease in the table.
     fn lease(&self) -> Option<Holder> {
         None
     }
 
-    /// The slots it acts on.
+    /// The slots that the task acts on.
     fn slots(&self) -> &[LeasedSlot] {
         &[]
     }
 
-    /// How long it is told to wait, besides its work.
+    /// How long the parameters tell the task to wait, in addition to its work.
     fn waits(&self) -> Duration {
         Duration::ZERO
     }
 }
 
-/// Parameters and outputs of a kind as JSON, for tests, fuzzing and scripted nodes. A test holds the parser to them.
+/// Example parameters and outputs of a kind as JSON, for tests, fuzzing and scripted nodes. A test checks them against the parser.
 #[derive(Clone, Copy, Debug)]
 pub struct Examples {
-    /// Parameters that are taken; at least one.
+    /// Parameters that are accepted; at least one.
     pub params: &'static [&'static str],
-    /// Parameters that are refused for a value, not for an unknown field; at least one.
+    /// Parameters that are rejected because of a value, not because of an unknown field; at least one.
     pub refused_params: &'static [&'static str],
-    /// Outputs that are taken; at least one.
+    /// Outputs that are accepted; at least one.
     pub outputs: &'static [&'static str],
-    /// Outputs that are refused.
+    /// Outputs that are rejected.
     pub refused_outputs: &'static [&'static str],
 }
 
-/// A slot of an allocation, for examples.
+/// A leased slot, for examples.
 macro_rules! example_slot {
     () => {
         concat!(
@@ -252,17 +252,17 @@ const fn minutes(minutes: u64) -> Duration {
     Duration::from_secs(minutes * 60)
 }
 
-/// What a task may destroy.
+/// What a task may destroy beyond recovery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Destroys {
-    /// A guest with its drives.
+    /// A guest, together with its drives.
     Guest,
-    /// A tenant of the whole host with their files.
+    /// A tenant's user on a whole host, together with their files.
     Tenant,
 }
 
 impl Destroys {
-    /// What was done to many of them, for people.
+    /// What happened to many of them, as part of a sentence for people.
     pub const fn past(self) -> &'static str {
         match self {
             Self::Guest => "guests were ended",
@@ -271,29 +271,29 @@ impl Destroys {
     }
 }
 
-/// Why parameters were not taken.
+/// Why parameters were rejected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadParams {
-    /// A field that this task does not have.
+    /// The kind of task has no such field.
     #[error("params of {task_type}: {detail}")]
     UnknownField {
-        /// The task.
+        /// The kind of task.
         task_type: TaskType,
-        /// What the parser said.
+        /// The parser's error.
         detail: String,
     },
-    /// Wrong type, missing field or a value outside its limits.
+    /// A wrong type, a missing field, or a value outside its limits.
     #[error("params of {task_type}: {detail}")]
     Invalid {
-        /// The task.
+        /// The kind of task.
         task_type: TaskType,
-        /// What is wrong with it.
+        /// Which field is wrong, and why.
         detail: String,
     },
 }
 
 impl TaskType {
-    /// Name on the wire, in policies and in the CLI.
+    /// Name on the wire, in host policies and in the CLI.
     pub const fn as_str(self) -> &'static str {
         self.facts().name
     }
@@ -308,33 +308,33 @@ impl TaskType {
         self.facts().changes_host
     }
 
-    /// Whether it acts on what an allocation holds, slots or the whole host.
+    /// Whether the task acts on a lease, of slots or of a whole host.
     pub const fn needs_lease(self) -> bool {
         self.facts().lease.is_some()
     }
 
-    /// Whether it undoes what it began when it fails or is told to stop.
+    /// Whether the task rolls back when it fails or is canceled.
     pub const fn undoes_itself(self) -> bool {
         self.facts().undoes_itself
     }
 
-    /// What it takes away that nobody can bring back, if it does.
+    /// What the task destroys beyond recovery, if anything.
     pub const fn destroys(self) -> Option<Destroys> {
         self.facts().destroys
     }
 
-    /// Whether its receipt may carry a proof of cleanup.
+    /// Whether the receipt may carry a cleanup proof.
     pub const fn may_prove_cleanup(self) -> bool {
         self.facts().proves_cleanup
     }
 
-    /// The names of these kinds as a list of TOML or JSON, as policies have it.
+    /// The names of these kinds as a TOML or JSON list, as in host policies.
     pub fn list(kinds: impl IntoIterator<Item = Self>) -> String {
         let names: Vec<String> = kinds.into_iter().map(|kind| format!("\"{kind}\"")).collect();
         format!("[{}]", names.join(", "))
     }
 
-    /// The kind with this name.
+    /// Looks a kind up by name.
     pub fn parse(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.as_str() == name)
     }
@@ -360,17 +360,17 @@ impl<'de> serde::Deserialize<'de> for TaskType {
 }
 
 impl Task {
-    /// The allocation on whose slots or host it acts, if it does. The envelope must name the same.
+    /// The lease that the task acts on, if any. The envelope must name the same one.
     pub fn holder(&self) -> Option<Holder> {
         self.parameters().lease()
     }
 
-    /// The slots it acts on.
+    /// The slots that the task acts on.
     pub fn slots(&self) -> &[LeasedSlot] {
         self.parameters().slots()
     }
 
-    /// How long it may run.
+    /// How long the task may run, including the time that its parameters tell it to wait.
     pub fn timeout(&self) -> Duration {
         self.task_type().facts().timeout + self.parameters().waits()
     }
@@ -389,7 +389,7 @@ fn params_of<P: serde::de::DeserializeOwned + Parameters>(task_type: TaskType, p
     Ok(parsed)
 }
 
-/// serde reports an unknown field only through its message; a test holds it to that wording.
+/// serde reports an unknown field only in the text of its error; a test pins that wording.
 pub(crate) fn is_unknown_field(error: &serde_json::Error) -> bool {
     error.to_string().starts_with("unknown field ")
 }

@@ -1,10 +1,10 @@
-//! `package.list`: installed packages, read only.
+//! `package.list`: reads the list of installed packages.
 
 use super::{Examples, Parameters};
 
-/// Most packages one answer may hold; keeps the receipt under its size limit.
+/// Maximum number of packages in an answer, which keeps the receipt below its size limit.
 pub const MAX_LIMIT: u32 = 5_000;
-/// Longest name filter.
+/// Maximum length of the name filter.
 pub const MAX_FILTER: usize = 64;
 
 /// Which packages.

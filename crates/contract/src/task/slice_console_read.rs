@@ -1,4 +1,4 @@
-//! `slice.console_read`: what a guest wrote to its serial console. The lines go into the task's log, live while the task runs.
+//! `slice.console_read`: reads the serial console of a guest. The lines go into the task's log, live while the task runs.
 
 use std::time::Duration;
 
@@ -6,9 +6,9 @@ use super::{Examples, Parameters};
 use crate::id::AllocationId;
 use crate::slice::Holder;
 
-/// Most bytes of the past in one answer.
+/// Maximum number of bytes of past output in an answer.
 pub const MAX_BYTES: u32 = 1024 * 1024;
-/// Longest time to follow.
+/// Maximum number of seconds to follow the console.
 pub const MAX_FOLLOW_SECONDS: u32 = 3600;
 
 /// What to read.
@@ -34,7 +34,7 @@ fn default_bytes() -> u32 {
 }
 
 impl Params {
-    /// Whose it is.
+    /// The allocation and lease that the task acts on.
     pub fn holder(&self) -> Holder {
         Holder { allocation_id: self.allocation_id, lease_epoch: self.lease_epoch }
     }

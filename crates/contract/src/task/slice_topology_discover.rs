@@ -1,16 +1,16 @@
-//! `slice.topology_discover`: what of this host could become slots, and what stands in the way. It changes nothing, and makes no
-//! slots: an operator's approval does.
+//! `slice.topology_discover`: reports what on this host could become slots, and what prevents it. It changes nothing and creates no slots;
+//! an operator's approval does.
 
 use std::net::Ipv4Addr;
 
 use super::{Examples, Parameters};
 use crate::slice::{Blocker, InterfaceName, MAX_MEMORY_MIB, MAX_VCPUS, PciAddress, SlotSpec, Subnet};
 
-/// vCPUs of a slot unless told otherwise.
+/// vCPUs per slot unless the parameters set a number.
 pub const DEFAULT_VCPUS: u32 = 12;
-/// Memory of a slot unless told otherwise.
+/// Memory per slot unless the parameters set an amount, in MiB.
 pub const DEFAULT_MEMORY_MIB: u64 = 65_536;
-/// Most devices of a kind in the answer.
+/// Maximum number of devices of each kind in the answer.
 pub const MAX_DEVICES: usize = 256;
 
 /// What the slots shall have.
@@ -271,7 +271,7 @@ pub struct CandidateSlot {
 }
 
 impl CandidateSlot {
-    /// As a slot, if everything that a slot must have is there.
+    /// The candidate as a slot spec; `None` if something that a slot must have is missing.
     pub fn spec(&self) -> Option<SlotSpec> {
         Some(SlotSpec {
             slot_index: self.slot_index,

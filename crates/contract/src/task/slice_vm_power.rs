@@ -1,4 +1,4 @@
-//! `slice.vm_power`: stop, start or reboot a guest. It keeps its identity, its disk and its address.
+//! `slice.vm_power`: stops, starts or reboots a guest. The guest keeps its identity, its disk and its address.
 
 use std::time::Duration;
 
@@ -20,9 +20,9 @@ named! {
     }
 }
 
-/// How long a guest that was started has to answer if no time is given.
+/// Seconds a started guest has to respond unless the parameters set a time.
 pub const DEFAULT_ANSWER_SECONDS: u32 = 600;
-/// Longest time to wait for an answer.
+/// Maximum number of seconds to wait for a response.
 pub const MAX_ANSWER_SECONDS: u32 = 3600;
 
 /// Which guest.
@@ -47,7 +47,7 @@ pub struct Params {
 }
 
 impl Params {
-    /// Whose it is.
+    /// The allocation and lease that the task acts on.
     pub fn holder(&self) -> Holder {
         Holder { allocation_id: self.allocation_id, lease_epoch: self.lease_epoch }
     }

@@ -1,4 +1,4 @@
-//! `slice.vm_provision`: a guest on the slots of an allocation, in 17 phases, or nothing at all.
+//! `slice.vm_provision`: creates a guest on the slots of an allocation in 17 phases, or rolls everything back.
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
@@ -9,7 +9,7 @@ use crate::guest::GuestSpec;
 use crate::id::AllocationId;
 use crate::slice::{Holder, LeasedSlot, UserName, VmName};
 
-/// The phases, in order.
+/// Names of the phases, in order.
 pub const PHASES: [&str; 17] = [
     "lease_acquire",
     "host_dependencies",
@@ -45,12 +45,12 @@ pub struct Params {
 }
 
 impl Params {
-    /// Whose it is.
+    /// The allocation and lease that the task acts on.
     pub fn holder(&self) -> Holder {
         Holder { allocation_id: self.allocation_id, lease_epoch: self.lease_epoch }
     }
 
-    /// The guest's address: that of its first slot.
+    /// The guest's address, which is that of its first slot.
     pub fn private_ip(&self) -> Option<Ipv4Addr> {
         self.slots.first().map(|slot| slot.spec.private_ip)
     }

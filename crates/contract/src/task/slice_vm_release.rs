@@ -1,4 +1,4 @@
-//! `slice.vm_release`: the guest gone, its devices reset, its drive wiped, the leases dropped last, and the proof of it.
+//! `slice.vm_release`: removes the guest, resets its devices, wipes its drive, drops the leases last, and proves all of it.
 
 use std::collections::BTreeMap;
 
@@ -33,7 +33,7 @@ fn yes() -> bool {
 }
 
 impl Params {
-    /// Whose it is.
+    /// The allocation and lease that the task acts on.
     pub fn holder(&self) -> Holder {
         Holder { allocation_id: self.allocation_id, lease_epoch: self.lease_epoch }
     }

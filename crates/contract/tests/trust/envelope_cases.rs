@@ -23,7 +23,7 @@ pub(crate) struct NodeState {
     pub(crate) highest_seen_us: Timestamp,
 }
 
-/// One envelope and what must become of it.
+/// An envelope and the expected verdict.
 pub(crate) struct Case {
     pub(crate) name: &'static str,
     pub(crate) why: &'static str,
@@ -35,20 +35,20 @@ pub(crate) struct Case {
 }
 
 impl Case {
-    /// The bytes that arrive.
+    /// The bytes as they arrive at the node.
     pub(crate) fn document(&self) -> Vec<u8> {
         document(&self.envelope, self.append_spaces)
     }
 }
 
-/// JSON allows white space at the end, so that a document grows without becoming malformed.
+/// Appends spaces: JSON allows trailing white space, so the document grows without becoming malformed.
 pub(crate) fn document(envelope: &str, append_spaces: usize) -> Vec<u8> {
     let mut bytes = envelope.as_bytes().to_vec();
     bytes.resize(bytes.len() + append_spaces, b' ');
     bytes
 }
 
-/// Judges `document` as the node in state `node` does.
+/// Verifies `document` as a node in state `node` does.
 pub(crate) fn judge(document: &[u8], node: NodeState, keys: &VerifierSet) -> Result<envelope::Verified, envelope::Refusal> {
     let NodeState { cluster_id, node_id, node_epoch, now_us, highest_seen_us } = node;
     envelope::verify(document, &Expectation { keys, cluster_id, node_id, node_epoch, now: now_us, highest_seen: highest_seen_us })
@@ -64,7 +64,7 @@ pub(crate) fn node_state() -> NodeState {
     NodeState { cluster_id: CLUSTER, node_id: NODE, node_epoch: EPOCH, now_us: NOW, highest_seen_us: NOW.minus(60 * SECOND) }
 }
 
-/// A look at a guest's console under lease 2, in an envelope that names this lease, or none.
+/// A console read under lease 2, in an envelope that names the given lease, or none.
 fn console(lease_epoch: Option<u64>) -> impl FnOnce(&mut Payload) {
     move |payload| {
         let allocation = AllocationId::from_bytes(uuid_v7(0x41));
@@ -74,7 +74,7 @@ fn console(lease_epoch: Option<u64>) -> impl FnOnce(&mut Payload) {
     }
 }
 
-/// A ping for this node, signed one second ago, to be started within five minutes.
+/// A ping for this node that was signed one second ago and may start within five minutes.
 pub(crate) fn ping() -> Payload {
     let issued_at = NOW.minus(SECOND);
     Payload {
@@ -97,7 +97,7 @@ pub(crate) fn raw(json: &str) -> Box<RawValue> {
     RawValue::from_string(json.to_owned()).expect("JSON")
 }
 
-/// Signs any text as an envelope, also one that no honest control plane would sign.
+/// Signs any text as an envelope, even one that no honest control plane would sign.
 pub(crate) fn signed_text(payload: &str, payload_type: &str, holder: Holder) -> String {
     text(dsse::seal(payload_type, payload.as_bytes().to_vec(), &holder.key()))
 }
@@ -108,7 +108,7 @@ fn ping_text() -> String {
     serde_json::to_string(&ping()).expect("a payload is JSON")
 }
 
-/// The ping with one thing changed, signed as usual.
+/// The ping with one change, signed as usual.
 fn changed(name: &'static str, why: &'static str, verdict: Result<(), RefusalCode>, change: impl FnOnce(&mut Payload)) -> Case {
     let mut payload = ping();
     change(&mut payload);
@@ -117,20 +117,20 @@ fn changed(name: &'static str, why: &'static str, verdict: Result<(), RefusalCod
     Case { name, why, payload, envelope, append_spaces: 0, node: node_state(), verdict }
 }
 
-/// A payload text of our own, signed as usual.
+/// A custom payload text, signed as usual.
 fn spelled(name: &'static str, why: &'static str, verdict: Result<(), RefusalCode>, payload: String) -> Case {
     let envelope = signed_text(&payload, PAYLOAD_TYPE, ACTIVE);
     Case { name, why, payload, envelope, append_spaces: 0, node: node_state(), verdict }
 }
 
-/// The plain ping, signed by somebody in particular or as something else.
+/// The plain ping, signed by a given holder or as another payload type.
 fn sealed(name: &'static str, why: &'static str, verdict: Result<(), RefusalCode>, payload_type: &str, holder: Holder) -> Case {
     let payload = ping_text();
     let envelope = signed_text(&payload, payload_type, holder);
     Case { name, why, payload, envelope, append_spaces: 0, node: node_state(), verdict }
 }
 
-/// The plain ping, arriving at a node in another state.
+/// The plain ping, received by a node in another state.
 fn arriving(
     name: &'static str,
     why: &'static str,
@@ -142,7 +142,7 @@ fn arriving(
     case
 }
 
-/// The plain ping with the envelope's own text changed after signing.
+/// The plain ping, with the text of the envelope changed after signing.
 fn tampered(name: &'static str, why: &'static str, code: RefusalCode, change: impl FnOnce(String) -> String) -> Case {
     let mut case = changed(name, why, Err(code), |_| ());
     case.envelope = change(case.envelope);

@@ -1,4 +1,4 @@
-//! Every way to forge or misdirect a task, and the code it is refused with.
+//! All ways to forge or misdirect a task, and the code each is refused with.
 
 use gpuaas_contract::envelope::RefusalCode;
 
@@ -6,7 +6,7 @@ use crate::envelope_cases::{accepted, judge, node_state, ping, refused, trusted_
 use crate::fixture::{Holder, one_bit_flips};
 use gpuaas_contract::verifier_set::KeyState;
 
-/// Judges the case called `name` and expects exactly `code`, from the case list as well as from the verifier.
+/// Checks that the case called `name` is refused with exactly `code`, by its declaration and by the verifier.
 fn is_refused(name: &str, code: RefusalCode) {
     let cases = refused();
     let case = cases.iter().find(|case| case.name == name).unwrap_or_else(|| panic!("there is no case called {name}"));
@@ -95,7 +95,7 @@ fn every_code_of_the_verifier_has_a_case() {
         RefusalCode::PolicyDenied,
         RefusalCode::JournalFull,
     ] {
-        // Exhaustive, so that a new code cannot be forgotten here.
+        // Exhaustive, so that the compiler rejects a new code that is not listed here.
         let given_by_the_verifier = match code {
             RefusalCode::PolicyDenied | RefusalCode::JournalFull => false,
             RefusalCode::EnvelopeOversized

@@ -1,4 +1,4 @@
-//! The actors of every case: fixed keys, ids and times, so that the vectors are the same bytes on every machine.
+//! The actors of all cases: fixed keys, ids and times, so that the vectors are the same bytes on every machine.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ pub(crate) const fn uuid_v7(last: u8) -> [u8; 16] {
     [0x01, 0x9b, 0x76, 0xda, 0xa8, 0x00, 0x70, 0x00, 0x80, 0, 0, 0, 0, 0, 0, last]
 }
 
-/// Who holds a key. The seed of each is one byte, 32 times.
+/// Owner of a key. Each key's seed is a single byte, repeated 32 times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Holder {
     /// Signs verifier sets.
@@ -37,7 +37,7 @@ pub(crate) enum Holder {
     Node,
     /// Signs another node's receipts.
     OtherNode,
-    /// In nobody's list.
+    /// Not trusted by anyone.
     Stranger,
 }
 
@@ -73,7 +73,7 @@ impl Holder {
     }
 }
 
-/// A key as the vector files show it.
+/// A key as it appears in the vector files.
 #[derive(serde::Serialize)]
 pub(crate) struct KeyVector {
     name: &'static str,
@@ -96,7 +96,7 @@ pub(crate) fn key_vectors(holders: &[Holder]) -> Vec<KeyVector> {
     holders.iter().map(describe).collect()
 }
 
-/// The verifier set that a node of these cases holds: one key in each state.
+/// The verifier set that the node in these cases has: one key in each state.
 pub(crate) fn verifier_set_document() -> Document {
     let states = [KeyState::Staged, KeyState::Active, KeyState::Grace, KeyState::Retired, KeyState::Revoked];
     let entry = |state| {
@@ -106,7 +106,7 @@ pub(crate) fn verifier_set_document() -> Document {
     Document { cluster_id: CLUSTER, version: 7, issued_at: NOW, keys: states.map(entry).into() }
 }
 
-/// A DSSE document as text; every document we make is JSON.
+/// A DSSE document as text; all documents made here are JSON.
 pub(crate) fn text(document: Vec<u8>) -> String {
     String::from_utf8(document).expect("a DSSE document is JSON text")
 }

@@ -1,6 +1,6 @@
-//! The Rust code of the link protocol: generated from `proto/link.proto` and kept in the repository.
+//! The Rust code of the link protocol, generated from `proto/link.proto` and checked in.
 //!
-//! Every crate waits for the contract, and compiling the generator takes longer than everything before it. Only this test needs it.
+//! All crates depend on the contract, and compiling the generator would take longer than everything before it. Only this test needs it.
 
 use std::path::Path;
 
@@ -40,7 +40,7 @@ fn generate(folder: &Path, name: &str) -> String {
         .compile_fds(descriptors)
         .expect("generate the code");
     let text = std::fs::read_to_string(out.path().join(name)).expect("read what was generated");
-    // An attribute of a `oneof` would be one of its kinds, too.
+    // prost would add an attribute of a `oneof` to each of its variants as well.
     const KIND: &str = "    pub message: ::core::option::Option<";
     let known = format!("    #[serde(deserialize_with = \"crate::link::version::known_kind\")]\n{KIND}");
     assert_eq!(text.matches(KIND).count(), 2, "one for each direction");

@@ -1,5 +1,5 @@
-//! One message of every kind on the link, with every field set, and the documents of enrollment: as this version sends them, as the
-//! version before sent them, and as the next one may.
+//! One link message of every kind with all fields set, and the enrollment documents: as this version sends them, as the previous version
+//! sent them, and as the next version may send them.
 
 use gpuaas_contract::hex;
 use gpuaas_contract::id::EnrollmentId;
@@ -22,7 +22,7 @@ use crate::vector_files::{list, read, string, unhex};
 
 const SESSION: &str = "sess_019b76daa80070008000000000000041";
 
-/// The file `link.json`.
+/// The content of `link.json`.
 pub(crate) fn made() -> Value {
     let mut from_node: Vec<Value> = from_node().into_iter().map(|message| recorded(&message)).collect();
     from_node.sort_by_key(kind_of);
@@ -123,7 +123,7 @@ fn facts() -> HostFacts {
     HostFacts { hostname: "gpu-1".to_owned(), agent_version: "0.1.0".to_owned(), cpu_threads: 8, ..HostFacts::default() }
 }
 
-/// Every document of enrollment by its name.
+/// All enrollment documents, by name.
 fn enrollment() -> Value {
     let applicant = || Applicant {
         fingerprint: "sha256:machine".to_owned(),
@@ -160,7 +160,7 @@ fn enrollment() -> Value {
     })
 }
 
-/// Reads a document of enrollment as this version does, and writes it again.
+/// Reads an enrollment document as this version does, and writes it again.
 fn reread(name: &str, document: Value) -> Value {
     fn again<T: DeserializeOwned + Serialize>(document: Value) -> Value {
         to_value(&serde_json::from_value::<T>(document).expect("this version reads it"))
@@ -180,7 +180,7 @@ fn reread(name: &str, document: Value) -> Value {
     }
 }
 
-/// Whether everything in `part` is in `whole`, too: objects may have more fields.
+/// Whether `whole` contains everything in `part`; objects may have additional fields.
 fn contains(whole: &Value, part: &Value) -> bool {
     match (whole, part) {
         (Value::Object(whole), Value::Object(part)) => {
@@ -193,7 +193,7 @@ fn contains(whole: &Value, part: &Value) -> bool {
     }
 }
 
-/// Both encodings of a recorded message are read as the same message, and nothing in them is lost.
+/// Checks that both encodings of a recorded message decode to the same message and that nothing is lost.
 fn is_read<M: prost::Message + Default + Serialize + DeserializeOwned + PartialEq + std::fmt::Debug>(recorded: &Value) {
     let from_bytes = M::decode(unhex(string(recorded, "protobuf_hex")).as_slice()).expect("this version reads it");
     let from_json: M = serde_json::from_value(recorded["json"].clone()).expect("this version reads it");
@@ -225,7 +225,7 @@ fn every_message_of_the_version_before_is_read_and_nothing_in_it_is_lost() {
     all_are_read(&read("previous/link.json"));
 }
 
-/// Adds a field to every object of a document.
+/// Adds an unknown field to every object of a document.
 fn with_more_fields(value: &Value) -> Value {
     match value {
         Value::Object(fields) => {
@@ -245,12 +245,12 @@ fn fields_of_the_next_version_are_ignored_in_messages_and_in_enrollment() {
         let read: FromNode =
             serde_json::from_value(json!({ "message": { kind: with_more_fields(&content) }, "more": 1 })).expect("read");
         assert_eq!(read, message);
-        // Field 1000, a number, behind the message.
+        // An unknown field 1000 with a number, appended to the message.
         let bytes = [message.encode_to_vec(), vec![0xc0, 0x3e, 0x01]].concat();
         assert_eq!(FromNode::decode(bytes.as_slice()).expect("read"), message);
     }
     for (name, document) in enrollment().as_object().expect("documents") {
-        // The verifier set and the key are texts; facts keep what they know.
+        // The verifier set and the key are strings, so nothing is added to them; facts drop the unknown fields.
         assert_eq!(&reread(name, with_more_fields(document)), document, "{name}");
     }
 }

@@ -1,7 +1,7 @@
-//! What the contract promises about signed documents, checked from the outside and against the files in `testdata/`.
+//! What the contract guarantees about signed documents, tested from the outside and against the files in `testdata/`.
 //!
-//! The cases are built once, in `envelope_cases`, `receipt_cases` and `verifier_set_cases`; the forgery tests judge them in the
-//! process and the vector tests judge what was written to the files, so the two can never drift apart.
+//! The cases are built once, in `envelope_cases`, `receipt_cases` and `verifier_set_cases`. The forgery tests verify them in memory and the
+//! vector tests verify what was written to the files, so the two cannot drift apart.
 
 mod envelope_cases;
 mod envelope_forgery;

@@ -1,4 +1,4 @@
-//! No input makes a verifier panic, whether it is noise, a damaged document or noise under a good signature.
+//! No input makes a verifier panic: neither noise, nor a damaged document, nor noise under a valid signature.
 
 use gpuaas_contract::verifier_set::{KeyState, VerifierSet};
 use gpuaas_contract::{dsse, envelope, receipt, verifier_set};
@@ -8,7 +8,7 @@ use crate::fixture::{Holder, verifier_set_document};
 use crate::verifier_set_cases::CLUSTER_OF_THE_NODE;
 use crate::{envelope_cases, receipt_cases};
 
-/// A damaged copy of `original`: a piece of it is replaced by noise.
+/// A damaged copy of `original`: a part of it is replaced by noise.
 fn damaged(original: Vec<u8>) -> impl Strategy<Value = Vec<u8>> {
     let length = original.len();
     (0..length, 0..64_usize, proptest::collection::vec(any::<u8>(), 0..64)).prop_map(move |(start, removed, noise)| {
@@ -55,7 +55,7 @@ proptest! {
 
     #[test]
     fn a_damaged_envelope_never_changes_what_is_run(bytes in damaged(envelope_cases::ping().sign(&control().key()).envelope)) {
-        // Replacing bytes by the same bytes is possible, so acceptance is only wrong if the document differs.
+        // The noise can equal the bytes it replaces, so acceptance is wrong only if the document differs.
         let original = envelope_cases::ping().sign(&control().key()).envelope;
         prop_assert!(bytes == original || !judge_envelope(&bytes));
     }
@@ -78,7 +78,7 @@ proptest! {
         result in damaged(serde_json::to_vec(&receipt_cases::success()).expect("a payload is JSON")),
         set in damaged(serde_json::to_vec(&verifier_set_document()).expect("a set is JSON")),
     ) {
-        // Whether a signed variant is accepted is the signer's business; what must hold is that the digest is the bytes' own.
+        // Whether a signed variant is accepted is up to the signer; what must hold is that the digest is that of the signed bytes.
         let document = dsse::seal(envelope::PAYLOAD_TYPE, task.clone(), &control().key());
         if let Ok(verified) = envelope_cases::judge(&document, envelope_cases::node_state(), &envelope_cases::trusted_keys()) {
             prop_assert!(*verified.digest() == gpuaas_contract::Digest::of(&task));

@@ -1,4 +1,4 @@
-//! Receipts that must be believed and receipts that must not, each with the reason.
+//! Receipts that must be accepted and receipts that must be rejected, each with the reason.
 
 use gpuaas_contract::receipt::{
     Expectation, MAX_BYTES, Outcome, PAYLOAD_TYPE, Payload, PhaseTiming, ReceiptError, Verified, verify,
@@ -9,7 +9,7 @@ use gpuaas_contract::{Digest, envelope, id};
 use crate::envelope_cases::{document, ping, raw, signed_text};
 use crate::fixture::{CLUSTER, EPOCH, Holder, INSTANCE, NODE, NOW, OTHER_CLUSTER, OTHER_NODE, OTHER_TASK, SECOND, TASK};
 
-/// What the control plane recorded about the task.
+/// What the control plane has on record about the task.
 #[derive(Clone, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Record {
@@ -21,14 +21,14 @@ pub(crate) struct Record {
     pub(crate) envelope_digests: Vec<Digest>,
 }
 
-/// One receipt and what must become of it.
+/// A receipt and the expected verdict.
 pub(crate) struct Case {
     pub(crate) name: &'static str,
     pub(crate) why: &'static str,
     pub(crate) payload: String,
     pub(crate) receipt: String,
     pub(crate) append_spaces: usize,
-    /// The stable code, or nothing if the receipt is believed.
+    /// The stable code of the rejection; `None` if the receipt is accepted.
     pub(crate) disbelief: Option<&'static str>,
 }
 
@@ -38,7 +38,7 @@ impl Case {
     }
 }
 
-/// What the control plane knows in every case: the ping was signed, for this node, in this epoch.
+/// The record in all cases: the ping was signed for this node in this epoch.
 pub(crate) fn record() -> Record {
     Record {
         cluster_id: CLUSTER,
@@ -54,7 +54,7 @@ fn task_digest() -> Digest {
     Digest::of(&serde_json::to_vec(&ping()).expect("a payload is JSON"))
 }
 
-/// Judges `document` as a control plane with this record does.
+/// Verifies `document` as a control plane with this record does.
 pub(crate) fn judge(document: &[u8], record: &Record) -> Result<Verified, ReceiptError> {
     let key = Holder::Node.key().verifying_key();
     verify(
@@ -71,7 +71,7 @@ pub(crate) fn judge(document: &[u8], record: &Record) -> Result<Verified, Receip
     )
 }
 
-/// The first receipt of the epoch: the ping was done.
+/// The first receipt of the epoch: the ping succeeded.
 pub(crate) fn success() -> Payload {
     Payload {
         cluster_id: CLUSTER,
@@ -123,7 +123,7 @@ fn tampered(name: &'static str, why: &'static str, code: &'static str, change: i
     case
 }
 
-/// Something other than success, which carries no output.
+/// Turns the receipt into one for a task that did not succeed, which has no output.
 fn ended(payload: &mut Payload, outcome: Outcome, code: &str, message: &str) {
     payload.outcome = outcome;
     payload.code = code.to_owned();

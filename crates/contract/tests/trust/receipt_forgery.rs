@@ -1,4 +1,4 @@
-//! Every way to forge or misattribute a result, and the code it is disbelieved with.
+//! All ways to forge or misattribute a result, and the code each is rejected with.
 
 use gpuaas_contract::Digest;
 use gpuaas_contract::receipt::ReceiptError;
@@ -6,7 +6,7 @@ use gpuaas_contract::receipt::ReceiptError;
 use crate::fixture::{Holder, OTHER_NODE, OTHER_TASK, one_bit_flips};
 use crate::receipt_cases::{believed, disbelieved, judge, record, success};
 
-/// Judges the case called `name` and expects exactly `code`, from the case list as well as from the verifier.
+/// Checks that the case called `name` is rejected with exactly `code`, by its declaration and by the verifier.
 fn is_disbelieved(name: &str, code: &str) {
     let cases = disbelieved();
     let case = cases.iter().find(|case| case.name == name).unwrap_or_else(|| panic!("there is no case called {name}"));

@@ -1,10 +1,10 @@
-//! The schemas in `testdata/schema`, as they follow from the types.
+//! The schemas in `testdata/schema`, checked against the types.
 
 use gpuaas_contract::schema::{self, TaskSchema};
 use gpuaas_contract::task::TaskType;
 use serde_json::{Value, json};
 
-/// Sorted by key whatever the JSON library is built to do, so that the text depends on the types alone.
+/// Sorts keys, so that the text depends on the types alone and not on the features of the JSON library.
 fn sorted(value: &Value) -> Value {
     match value {
         Value::Object(fields) => {
@@ -17,7 +17,7 @@ fn sorted(value: &Value) -> Value {
     }
 }
 
-/// Every schema file by name.
+/// All schema files, by name.
 pub(crate) fn made() -> Vec<(String, Value)> {
     let file_of = |kind: TaskType| {
         let TaskSchema { params, output, .. } = schema::of(kind);

@@ -1,4 +1,4 @@
-//! The golden vectors: written from the cases, compared with the files, and judged again by a reader that knows only the files.
+//! The golden vectors: written from the cases, compared with the files, and verified again by a reader that knows only the files.
 
 use std::path::PathBuf;
 use std::sync::LazyLock;
@@ -14,11 +14,11 @@ use crate::receipt_cases::{self, Record};
 use crate::verifier_set_cases;
 
 pub(crate) fn testdata() -> PathBuf {
-    // Cargo tells where we are now; the path from build time may be another copy of the repository.
+    // Cargo sets the variable at run time; the path from build time may belong to another copy of the repository.
     PathBuf::from(std::env::var_os("CARGO_MANIFEST_DIR").expect("run this test with cargo")).join("testdata")
 }
 
-/// Every file but the README, by name, as the code makes it.
+/// All files except the README, by name, as the code generates them.
 fn made() -> Vec<(String, String)> {
     let mut files = vec![
         ("envelope.json".to_owned(), pretty(&envelope_file())),
@@ -34,7 +34,7 @@ fn pretty(file: &impl serde::Serialize) -> String {
     serde_json::to_string_pretty(file).expect("vectors are JSON") + "\n"
 }
 
-/// Writes the files once per run if that was asked for, before any test reads one.
+/// Writes the files once per run if `UPDATE_VECTORS=1` is set, before any test reads one.
 static UPDATED: LazyLock<()> = LazyLock::new(|| {
     if std::env::var_os("UPDATE_VECTORS").is_some_and(|value| value == "1") {
         for (name, text) in made() {
@@ -45,7 +45,7 @@ static UPDATED: LazyLock<()> = LazyLock::new(|| {
     }
 });
 
-/// The text of a file in `testdata/`.
+/// Content of a file in `testdata/`.
 fn stored(name: &str) -> String {
     LazyLock::force(&UPDATED);
     std::fs::read_to_string(testdata().join(name)).unwrap_or_else(|error| {
@@ -214,7 +214,7 @@ fn verifier_set_file() -> VerifierSetFile {
     }
 }
 
-// From here on nothing but the files is known, as for another implementation.
+// The code below knows only the files, as another implementation would.
 
 pub(crate) fn read(name: &str) -> Value {
     serde_json::from_str(&stored(name)).expect("the vector file is JSON")
@@ -239,7 +239,7 @@ pub(crate) fn unhex(text: &str) -> Vec<u8> {
     (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).expect("hex")).collect()
 }
 
-/// The public key of that name, checked against its own seed and id.
+/// The public key that matches, checked against its own seed and id.
 fn public_key(file: &Value, matches: impl Fn(&Value) -> bool) -> VerifyingKey {
     let key = list(file, "keys").iter().find(|key| matches(key)).expect("the key is listed");
     let seed: [u8; 32] = unhex(string(key, "seed_hex")).try_into().expect("32 bytes");
@@ -258,7 +258,8 @@ fn verdict_of(vector: &Value) -> (Option<String>, Option<String>) {
     (text("code"), text("digest"))
 }
 
-/// Whether the file is that of the version before: what was refused then may be fine by now, but what was accepted must still be.
+/// The vectors of a file. Of the previous version, only the accepted ones: what was refused then may be valid now, but what was accepted
+/// must still be.
 fn vectors<'a>(file: &'a Value, name: &str) -> Vec<&'a Value> {
     let rejected = if name.starts_with("previous/") { &[] } else { list(file, "rejected") };
     list(file, "accepted").iter().chain(rejected).collect()

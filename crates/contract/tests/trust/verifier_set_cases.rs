@@ -1,4 +1,4 @@
-//! Verifier sets that must be taken, sets that must not, and which set may follow which.
+//! Verifier sets that must be accepted, sets that must be rejected, and which set may succeed which.
 
 use gpuaas_contract::key::KeyId;
 use gpuaas_contract::verifier_set::{Document, Entry, KeyState, MAX_BYTES, MAX_KEYS, PAYLOAD_TYPE};
@@ -7,14 +7,14 @@ use gpuaas_contract::{envelope, id::ClusterId, key::SigningKey};
 use crate::envelope_cases::{document, signed_text};
 use crate::fixture::{CLUSTER, Holder, OTHER_CLUSTER, verifier_set_document};
 
-/// One document and what must become of it.
+/// A document and the expected verdict.
 pub(crate) struct Case {
     pub(crate) name: &'static str,
     pub(crate) why: &'static str,
     pub(crate) payload: String,
     pub(crate) document: String,
     pub(crate) append_spaces: usize,
-    /// The stable code, or nothing if the set is taken.
+    /// The stable code of the rejection; `None` if the set is accepted.
     pub(crate) refusal: Option<&'static str>,
 }
 
@@ -24,7 +24,7 @@ impl Case {
     }
 }
 
-/// A set in hand, a set that arrives, and the code if the second may not follow the first.
+/// The current set, a set that arrives, and the code if the second must not succeed the first.
 pub(crate) struct Succession {
     pub(crate) name: &'static str,
     pub(crate) why: &'static str,

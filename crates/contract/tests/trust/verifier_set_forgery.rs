@@ -1,4 +1,4 @@
-//! Every way to slip a key into the verifier set, and the code it is refused with.
+//! All ways to smuggle a key into the verifier set, and the code each is refused with.
 
 use gpuaas_contract::verifier_set::{SetError, VerifierSet};
 
