@@ -1,40 +1,39 @@
-//! The audit log as a chain of hashes: pure, so that whoever has the rows can check them without the store.
+//! The audit log as a hash chain. Pure functions, so that anyone who has the rows can verify them without the store.
 //!
-//! Every row's text (`body`) is hashed together with the hash of the row before it. Changing, removing, inserting or
-//! reordering a row breaks the chain at that row. Cutting rows off the end does not, so keep a [`Head`] somewhere else
-//! and compare.
+//! The text of each row (`body`) is hashed together with the hash of the previous row. Changing, removing, inserting or reordering a row
+//! breaks the chain at that row. Truncating the chain does not, so keep a [`Head`] elsewhere and compare.
 
 use gpuaas_contract::Digest;
 use gpuaas_contract::time::Timestamp;
 
 use crate::decision::AuditEntry;
 
-/// One stored row. The columns repeat what the body says, for searching; only the body is hashed and
-/// [`verify`] checks that the columns say the same.
+/// A stored row. The columns repeat fields of the body so that they can be searched; only the body is hashed, and [`verify`] checks that
+/// the columns match it.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AuditRow {
     /// Position in the chain, from 1 and without gaps.
     pub seq: u64,
-    /// When.
+    /// When it happened.
     pub at: Timestamp,
-    /// Who.
+    /// Who did it.
     pub actor: String,
-    /// What.
+    /// What was done.
     pub action: String,
-    /// To what.
+    /// Id of what it was done to.
     pub target: String,
-    /// Follows the request.
+    /// Ties the entry to the request behind it.
     pub correlation_id: String,
-    /// The hashed text: JSON of all of the above and the detail.
+    /// The hashed text: JSON of all fields above and the detail.
     pub body: String,
-    /// Hash of the row before; of the first row, the text of [`Head::genesis`].
+    /// Hash of the previous row; for the first row, the hash of [`Head::genesis`].
     pub prev_hash: String,
     /// Hash of this row.
     pub hash: String,
 }
 
-/// Where a chain ends.
+/// The end of a chain.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Head {
     /// Position of the last row; 0 before the first.
@@ -44,13 +43,13 @@ pub struct Head {
 }
 
 impl Head {
-    /// The end of a chain that has no rows.
+    /// The end of an empty chain.
     pub fn genesis() -> Self {
         Self { seq: 0, hash: format!("sha256:{}", "0".repeat(64)) }
     }
 }
 
-/// What is hashed, in this order of fields.
+/// The hashed content. The order of the fields is part of the format.
 #[derive(serde::Serialize)]
 struct Body<'a> {
     seq: u64,
@@ -62,7 +61,7 @@ struct Body<'a> {
     detail: &'a serde_json::Value,
 }
 
-/// The same, read back.
+/// [`Body`] for reading.
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ReadBody {
@@ -76,22 +75,22 @@ struct ReadBody {
     _detail: serde_json::Value,
 }
 
-/// Why an entry cannot be chained.
+/// An entry cannot be serialized.
 #[derive(Debug, thiserror::Error)]
 #[error("an audit entry for {target} cannot be written as JSON")]
 pub struct NotJson {
-    /// What the entry is about.
+    /// Id of what the entry is about.
     pub target: String,
-    /// What the serializer said.
+    /// The serializer's error.
     #[source]
     pub source: serde_json::Error,
 }
 
-/// The row that follows `head` for this entry.
+/// The row that appends this entry to the chain that ends at `head`.
 pub fn append(head: &Head, entry: &AuditEntry) -> Result<AuditRow, NotJson> {
     let seq = head.seq + 1;
     let AuditEntry { at, actor, action, target, correlation_id, detail } = entry;
-    // Whether objects are sorted by themselves depends on what else is linked into the program; the text must not.
+    // Whether serde_json sorts objects depends on features that other crates enable; the hashed text must not.
     let mut detail = detail.clone();
     detail.sort_all_objects();
     let body = Body { seq, at: *at, actor, action, target, correlation_id: correlation_id.as_str(), detail: &detail };
@@ -109,7 +108,7 @@ pub fn append(head: &Head, entry: &AuditEntry) -> Result<AuditRow, NotJson> {
     })
 }
 
-/// Hash of a row with this body after a row with this hash.
+/// Hash of a row with this body that follows a row with hash `prev_hash`.
 fn hash(prev_hash: &str, body: &str) -> String {
     Digest::of(format!("{prev_hash}\n{body}").as_bytes()).into()
 }
@@ -118,13 +117,13 @@ fn hash(prev_hash: &str, body: &str) -> String {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the audit chain is broken at row {seq}: {what}")]
 pub struct Broken {
-    /// The first row that does not fit.
+    /// Position of the first row that does not fit.
     pub seq: u64,
     /// What is wrong with it.
     pub what: &'static str,
 }
 
-/// Checks that `rows` follow `from` and each other, and returns where they end.
+/// Checks that `rows` continue the chain from `from` without a break, and returns its new end.
 pub fn verify<'a>(from: &Head, rows: impl IntoIterator<Item = &'a AuditRow>) -> Result<Head, Broken> {
     rows.into_iter().try_fold(from.clone(), |head, row| {
         let broken = |what| Err(Broken { seq: row.seq, what });

@@ -1,8 +1,8 @@
-//! The cluster's budget of destruction: how many guests and tenants may be ended, and nodes retired, within an hour.
+//! The budget of destructive commands: how many guests and tenants may be removed, and nodes retired, per hour in the whole cluster.
 //!
-//! It is for the day on which a stolen token or a faulty program begins to end everything: then the rest stays until an operator looks.
-//! Counts are rows of the store, written in the commit that orders the destruction, a few rows per scope so that two releases seldom write
-//! the same one. A scope is an organization, or the operators: none of them can use up the whole.
+//! It limits the damage when a stolen token or a faulty program starts to destroy everything: the rest survives until an operator
+//! intervenes. The counts are rows in the store, written in the commit that orders the destruction; each scope has several rows, so that
+//! two releases rarely write the same one. A scope is an organization, or the operators; no single scope can use up the whole budget.
 
 use std::collections::BTreeMap;
 
@@ -16,36 +16,36 @@ use crate::names::checked_text;
 use crate::refusal::Refusal;
 use crate::resource::{Keys, resource};
 
-/// Destructive commands per hour unless the operator of the platform says otherwise.
+/// Destructive commands per hour unless the configuration sets a number.
 pub const DEFAULT_PER_HOUR: u32 = 3600;
-/// Most that one lift may add.
+/// Maximum that a single lift may add.
 pub const MAX_LIFT: u32 = 100_000;
-/// Code of a refusal, and of a release that waits.
+/// Code of the refusal, and of a release that waits for the budget.
 pub const EXHAUSTED: &str = "destructive_budget_exhausted";
-/// What all rows belong to.
+/// Parent of all budget rows.
 pub const PARENT: &str = "destructive";
-/// Rows of one scope.
+/// Number of rows per scope.
 const SHARDS: u8 = 8;
 const MINUTE: i64 = 60 * 1_000_000;
 const HOUR: std::time::Duration = std::time::Duration::from_secs(3600);
 
-/// Who destroys.
+/// Whose budget a destructive command counts against.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Scope {
-    /// An organization that gives back what is its own, or whose lease is over.
+    /// An organization that releases its own resources, or whose lease has ended.
     Organization(OrgId),
-    /// Those who run the platform.
+    /// All operators together.
     Operators,
 }
 
 impl Scope {
-    /// The part of the whole that it may use: half for an organization, a quarter for operators.
+    /// The part of the whole that the scope may use: half for an organization, a quarter for operators.
     pub const fn share(self, per_hour: u32) -> u32 {
         let share = match self {
             Self::Organization(_) => per_hour / 2,
             Self::Operators => per_hour / 4,
         };
-        // A small budget is still one.
+        // Rounding down must not turn a small budget into none.
         if share == 0 && per_hour > 0 { 1 } else { share }
     }
 }
@@ -59,38 +59,38 @@ impl std::fmt::Display for Scope {
     }
 }
 
-/// One row: what a scope destroyed, or a lift.
+/// A row with the counts of a scope, or with a lift.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct BudgetRow {
-    /// Its id.
+    /// Scope and shard, or the id of the lift.
     pub id: String,
     /// Row version.
     #[serde(skip)]
     pub version: i64,
-    /// What it says.
+    /// Counts or a lift.
     pub entry: Entry,
-    /// When it was written last.
+    /// When the row was last written.
     pub at: Timestamp,
 }
 
-/// What a row says.
+/// The content of a budget row.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Entry {
-    /// What a scope destroyed, by minute since the epoch.
+    /// How much a scope destroyed, by minute since the epoch.
     Count {
-        /// The scope, as text.
+        /// The scope as text.
         scope: String,
-        /// How much in which minute.
+        /// Number of destructive commands per minute.
         minutes: BTreeMap<i64, u32>,
     },
-    /// More than the budget, for the hour that follows.
+    /// An addition to the budget, for one hour from `at`.
     Lift {
-        /// How much more.
+        /// How much is added.
         count: u32,
-        /// Who said so.
+        /// The actor who added it.
         by: String,
-        /// Why.
+        /// Why it was added.
         reason: String,
     },
 }
@@ -99,11 +99,11 @@ resource!(BudgetRow, Budget);
 
 impl BudgetRow {
     fn found_by(&self) -> Keys {
-        // Kept for a while longer than it counts, for whoever looks.
+        // Kept longer than it counts, so that operators can still look at it.
         Keys { parent: PARENT.to_owned(), state: "active", expires_at: Some(self.at.plus(HOUR * 2)), ..Keys::default() }
     }
 
-    /// One more, in the minute that is now. What is more than an hour ago is forgotten.
+    /// Counts one more in the current minute, and drops minutes older than an hour.
     fn counted(self, now: Timestamp) -> Self {
         let minute = now.0.div_euclid(MINUTE);
         let entry = match self.entry {
@@ -119,26 +119,26 @@ impl BudgetRow {
     }
 }
 
-/// Id of the row of a scope in which what is done to this allocation is counted.
+/// Id of the row in which destructive commands on this allocation count for the scope.
 pub fn row_id(scope: Scope, of: Option<AllocationId>) -> String {
-    // The end of an id is chance.
+    // The end of an id is random, so it distributes allocations evenly.
     let shard = of.map_or(0, |id| id.as_bytes()[15] % SHARDS);
     format!("budget:{scope}:{shard}")
 }
 
-/// What was destroyed within the last hour, and what may be.
+/// How much was destroyed within the last hour, and how much was added to the budget.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Spent {
-    /// By everybody.
+    /// By all scopes together.
     pub total: u32,
-    /// By scope.
+    /// By scope, as text.
     pub by_scope: BTreeMap<String, u32>,
     /// What operators added for this hour.
     pub lifted: u32,
 }
 
 impl Spent {
-    /// The sum of rows.
+    /// Sums up the rows as of `now`.
     pub fn of(rows: &[BudgetRow], now: Timestamp) -> Self {
         let mut spent = Self::default();
         let minute = now.0.div_euclid(MINUTE);
@@ -156,14 +156,14 @@ impl Spent {
         spent
     }
 
-    /// That much more.
+    /// Adds `count` for a scope.
     pub fn add(&mut self, scope: &str, count: u32) {
         self.total = self.total.saturating_add(count);
         let of_scope = self.by_scope.entry(scope.to_owned()).or_default();
         *of_scope = of_scope.saturating_add(count);
     }
 
-    /// Whether one more is within the budget.
+    /// Refuses if one more command would exceed the budget of the scope or of the cluster.
     pub fn check(&self, scope: Scope, per_hour: u32) -> Result<(), Refusal> {
         let of_scope = self.by_scope.get(&scope.to_string()).copied().unwrap_or(0);
         let (whole, share) = (per_hour.saturating_add(self.lifted), scope.share(per_hour).saturating_add(self.lifted));
@@ -179,7 +179,7 @@ impl Spent {
     }
 }
 
-/// Counts one more, to be written with what it is counted for. `row` is the row of [`row_id`], if there is one.
+/// Counts one more command, to be written together with it. `row` is the row of [`row_id`], if it exists.
 pub fn count(row: Option<&BudgetRow>, scope: Scope, of: Option<AllocationId>, now: Timestamp) -> Decision {
     match row {
         Some(row) => Decision::default().update(&row.clone().counted(now)),
@@ -190,8 +190,8 @@ pub fn count(row: Option<&BudgetRow>, scope: Scope, of: Option<AllocationId>, no
     }
 }
 
-/// More than the budget for the hour that follows. Only a person who signed in, or somebody at the server itself, can say so: a token that
-/// was stolen must not lift what is there to stop it.
+/// Adds to the budget for one hour. Only a signed-in person or a caller on the local socket may do so: a stolen token must not lift the
+/// limit that is there to stop it.
 pub fn lift(count: u32, reason: &str, context: &Context) -> Result<Decision, Refusal> {
     match context.actor {
         Actor::User(_) | Actor::LocalAdmin => {}
@@ -212,7 +212,7 @@ pub fn lift(count: u32, reason: &str, context: &Context) -> Result<Decision, Ref
     Ok(Decision::default().insert(&row).record(context, &row.id, event))
 }
 
-/// The budget is used up: told once in a while, not with every command that is refused.
+/// Reports that the budget is used up. Called once in a while, not for every refused command.
 pub fn exhausted(scope: Scope, spent: &Spent, per_hour: u32, context: &Context) -> Decision {
     let event =
         Event::BudgetExhausted(BudgetExhausted { scope: scope.to_string(), total: spent.total, per_hour, lifted: spent.lifted });

@@ -1,4 +1,4 @@
-//! What a decision consists of. `store::commit` writes all of it in one transaction, or none.
+//! Decisions: what the pure functions of this crate return. `store::commit` writes all of a decision in one transaction, or nothing.
 
 use gpuaas_contract::Digest;
 use gpuaas_contract::event::{Event, EventKind};
@@ -14,36 +14,36 @@ use crate::slice::Ending;
 use crate::slot::Slot;
 use crate::task::TaskRecord;
 
-/// One indivisible change of the world, with its events, its audit rows and its wake-ups.
+/// An atomic change, with its events, audit entries and wake-ups.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Decision {
     /// Rows to write.
     pub changes: Vec<Change>,
     /// Events for the outbox.
     pub events: Vec<OutboxEvent>,
-    /// Rows for the audit chain.
+    /// Entries for the audit chain.
     pub audit: Vec<AuditEntry>,
-    /// Whom to wake after the commit. Losing one delays work by one slow poll and loses nothing.
+    /// Wake-ups to send after the commit. Losing one delays work by one slow poll and loses nothing.
     pub wakeups: Vec<Wakeup>,
-    /// Tasks that decide about slots and end with this decision. What that means for the slots ([`crate::slice::settle`]) must take
-    /// their place before the decision is written: the store refuses it otherwise, so that nobody can forget a slot.
+    /// Ends of tasks that decide what happens to slots. They must be replaced by their effect on the slots ([`crate::slice::settle`])
+    /// before the decision is written; the store refuses it otherwise, so that no slot can be forgotten.
     pub endings: Vec<Ending>,
 }
 
 /// One row to write.
 ///
-/// An `…Update` carries the row's new content and the version it was loaded with; the store writes it only over that
-/// version and counts it up by one. If another writer was faster, the whole decision is a conflict: load and decide again.
-/// An `…Insert` of an id that exists is a conflict, too.
+/// An `…Update` carries the row's new content and the version it was loaded with; the store writes it only over that version and increments
+/// the version. If another writer was faster, the whole decision is a conflict: load and decide again. An `…Insert` of an existing id is a
+/// conflict, too.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Change {
     /// A new node.
     NodeInsert(Box<Node>),
     /// A changed node.
     NodeUpdate(Box<Node>),
-    /// A new request to enroll.
+    /// A new enrollment request.
     EnrollmentInsert(Box<Enrollment>),
-    /// A decided or claimed request to enroll.
+    /// An enrollment request that was decided, claimed, renewed or displaced.
     EnrollmentUpdate(Box<Enrollment>),
     /// A new join token.
     JoinTokenInsert(JoinToken),
@@ -51,13 +51,13 @@ pub enum Change {
     JoinTokenUpdate(JoinToken),
     /// A new certificate.
     CertificateInsert(Certificate),
-    /// Every certificate of the node issued for an epoch up to this one no longer counts.
+    /// Revokes all certificates that were issued to the node for epochs up to this one.
     CertificatesRevoke {
-        /// The node.
+        /// The node whose certificates are revoked.
         node_id: NodeId,
-        /// Up to and including this epoch.
+        /// The last affected epoch, inclusive.
         up_to_epoch: u64,
-        /// From when on.
+        /// When they are revoked.
         at: Timestamp,
     },
     /// A new slot.
@@ -66,22 +66,22 @@ pub enum Change {
     SlotUpdate(Box<Slot>),
     /// A new task.
     TaskInsert(Box<TaskRecord>),
-    /// A task that went on.
+    /// A task that changed state.
     TaskUpdate(Box<TaskRecord>),
     /// An envelope that was signed for a task.
     EnvelopeInsert {
-        /// The task.
+        /// The task it was signed for.
         task_id: TaskId,
         /// Digest of the signed payload.
         digest: Digest,
-        /// DSSE bytes.
+        /// The DSSE document.
         envelope: Vec<u8>,
-        /// The key that signed.
+        /// The key that signed it.
         key_id: KeyId,
-        /// When.
+        /// When it was signed.
         signed_at: Timestamp,
     },
-    /// A receipt that was believed.
+    /// A receipt that was accepted.
     ReceiptInsert {
         /// The task it answers.
         task_id: TaskId,
@@ -89,13 +89,13 @@ pub enum Change {
         node_id: NodeId,
         /// The node's epoch.
         node_epoch: u64,
-        /// The node's count of receipts.
+        /// Position among the node's receipts of that epoch.
         sequence: u64,
         /// Digest of the signed payload.
         digest: Digest,
-        /// Digest of the receipt before it.
+        /// Digest of the node's previous receipt.
         previous: Option<Digest>,
-        /// DSSE bytes.
+        /// The DSSE document.
         receipt: Vec<u8>,
         /// When it arrived.
         received_at: Timestamp,
@@ -108,144 +108,144 @@ pub enum Change {
     ResourceInsert(Box<Document>),
     /// A changed resource.
     ResourceUpdate(Box<Document>),
-    /// Resources whose time to be kept is over are forgotten: codes, answered keys, deliveries. No event, no audit row.
+    /// Deletes expired resources: sign-in codes, idempotency keys, deliveries. No event, no audit entry.
     ResourcesForget {
-        /// Those that expired before this.
+        /// Deletes those that expired before this time.
         before: Timestamp,
     },
-    /// A server process is alive. Presence only: no event, no audit row.
+    /// A server process is alive. Presence only: no event, no audit entry.
     ServerSeen {
-        /// The process.
+        /// The id of the process.
         server: ServerId,
-        /// When.
+        /// When it was alive.
         at: Timestamp,
     },
-    /// Log lines of tasks. Lines that are already there are skipped.
+    /// Log lines of tasks. Lines that are already stored are skipped.
     LogAppend(Vec<TaskLogLine>),
 }
 
-/// One stored log line of a task.
+/// A stored log line of a task.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TaskLogLine {
-    /// The task.
+    /// The task that wrote it.
     pub task_id: TaskId,
-    /// Position within the task, from 1.
+    /// Position within the task's log, counted from 1.
     pub sequence: u64,
-    /// When the host wrote it.
+    /// When the line was written, by the host's clock.
     pub at: Timestamp,
     /// `stdout`, `stderr` or `agent`.
     pub stream: String,
-    /// The line without its line break.
+    /// The text without its line break.
     pub text: String,
     /// How many lines before this one the host had to drop.
     pub dropped: u64,
 }
 
-/// An [`Event`] for the outbox. The store adds what CloudEvents wants.
+/// An [`Event`] for the outbox. The store adds the attributes that CloudEvents requires.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OutboxEvent {
-    /// Its id; consumers see an event at least once and dedupe by this.
+    /// Unique id. Consumers see an event at least once and deduplicate by it.
     pub id: EventId,
     /// What happened.
     pub kind: EventKind,
-    /// The aggregate it belongs to (a node, task or enrollment id); ordered per subject.
+    /// Id of what the event is about, such as a node, task or enrollment; events of one subject are ordered.
     pub subject: String,
-    /// When.
+    /// When it happened.
     pub at: Timestamp,
-    /// Follows the request.
+    /// Ties the event to the request behind it.
     pub correlation_id: CorrelationId,
-    /// What a consumer needs to know.
+    /// Data of the event, in the form that its kind declares.
     pub data: serde_json::Value,
 }
 
 /// Who did what to what, for the audit chain.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AuditEntry {
-    /// When.
+    /// When it happened.
     pub at: Timestamp,
-    /// Who.
+    /// Who did it.
     pub actor: String,
-    /// What, such as `task.create`.
+    /// What was done, such as `task.create`.
     pub action: &'static str,
-    /// To what.
+    /// Id of what it was done to.
     pub target: String,
-    /// Follows the request.
+    /// Ties the entry to the request behind it.
     pub correlation_id: CorrelationId,
-    /// More, without secrets.
+    /// Further details, without secrets.
     pub detail: serde_json::Value,
 }
 
-/// A wake-up after a commit.
+/// A signal that something changed, sent after a commit.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Wakeup {
-    /// There is work, or a cancellation, for this node's link.
+    /// There is work or a cancellation for this node's link.
     NodeWork(NodeId),
-    /// The node's right to speak changed: its link must be looked at now.
+    /// The node may have lost the right to connect; check its link now.
     NodeAccess(NodeId),
-    /// Somebody may be waiting for this task.
+    /// The task changed; someone may be waiting for it.
     Task(TaskId),
-    /// The run of this allocation can go on, or somebody may be waiting for it.
+    /// The run of this allocation can continue, or someone may be waiting for it.
     Allocation(AllocationId),
-    /// What can be placed on this node changed; on any node, if none is named.
+    /// The capacity of this node changed; of any node, if it is `None`.
     Fleet(Option<NodeId>),
-    /// There are events in the outbox that were not published yet.
+    /// The outbox has events that were not published yet.
     Outbox,
-    /// Somebody's rights changed: what is remembered of them is read anew.
+    /// Someone's permissions changed; cached permissions must be loaded again.
     Rights,
-    /// Server processes ask each other about links they hold. Never stored.
+    /// A question from one server process to another about a link, or its answer. Never stored.
     Link(LinkWakeup),
-    /// A running task went into another phase. Never stored: only shown to whoever is watching.
+    /// A running task entered another phase. Never stored; only shown to live watchers.
     Progress {
-        /// The task.
+        /// The running task.
         task_id: TaskId,
-        /// The phase.
+        /// Name of the phase.
         phase: String,
-        /// One line for people.
+        /// One line of text for people.
         message: String,
-        /// When, by the host's clock.
+        /// When it entered the phase, by the host's clock.
         at: Timestamp,
     },
 }
 
-/// A question between server processes about a link, and its answer.
+/// A question from one server process to another about a link, and its answer.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LinkWakeup {
-    /// A second link of a node came to another process: is the agent at the end of this one alive?
+    /// A second link of a node reached another process: is the agent on this link alive?
     Probe {
-        /// The process that holds the link.
+        /// The process that holds the link in question.
         server: ServerId,
-        /// The node.
+        /// The node whose link it is.
         node_id: NodeId,
-        /// The link.
+        /// The session of the link in question.
         session_id: SessionId,
-        /// Names the question.
+        /// Matches the answer to the question.
         nonce: u64,
     },
-    /// The answer.
+    /// The answer to a probe.
     Probed {
-        /// The question.
+        /// The nonce of the question.
         nonce: u64,
-        /// Whether the agent answered.
+        /// Whether the agent responded.
         alive: bool,
     },
 }
 
-/// What every decision is made with.
+/// The circumstances of a decision.
 #[derive(Clone, Debug)]
 pub struct Context {
-    /// The clock.
+    /// The current time.
     pub now: Timestamp,
-    /// Who asks.
+    /// Who causes the change.
     pub actor: Actor,
-    /// Follows the request.
+    /// Ties the change to the request behind it.
     pub correlation_id: CorrelationId,
 }
 
 impl Decision {
-    /// Adds an event and the audit row that belongs to it: no state change is without either.
-    /// `subject` is the id of what it happened to; events of one subject keep their order.
+    /// Adds an event and its audit entry; every state change has both. `subject` is the id of what changed; events of one subject stay in
+    /// order.
     pub fn record(mut self, context: &Context, subject: impl std::fmt::Display, event: Event) -> Self {
         let (subject, data) = (subject.to_string(), event.data());
         self.events.push(OutboxEvent {
@@ -267,18 +267,18 @@ impl Decision {
         self
     }
 
-    /// Adds a row.
+    /// Adds a row to write.
     pub fn change(mut self, change: Change) -> Self {
         self.changes.push(change);
         self
     }
 
-    /// Adds a new resource.
+    /// Adds an insert of a resource.
     pub fn insert(self, resource: &impl Resource) -> Self {
         self.change(Change::ResourceInsert(Box::new(Document::of(resource))))
     }
 
-    /// Adds a changed resource.
+    /// Adds an update of a resource.
     pub fn update(self, resource: &impl Resource) -> Self {
         self.change(Change::ResourceUpdate(Box::new(Document::of(resource))))
     }
@@ -289,7 +289,7 @@ impl Decision {
         self
     }
 
-    /// Both decisions as one.
+    /// Combines two decisions into one.
     pub fn and(mut self, other: Self) -> Self {
         self.changes.extend(other.changes);
         self.events.extend(other.events);
@@ -299,13 +299,13 @@ impl Decision {
         self
     }
 
-    /// Adds the end of a task that decides about slots.
+    /// Adds the end of a task that decides what happens to slots.
     pub(crate) fn ending(mut self, ending: Ending) -> Self {
         self.endings.push(ending);
         self
     }
 
-    /// Whether there is nothing to do.
+    /// Whether there are no rows, events and audit entries to write.
     pub fn is_empty(&self) -> bool {
         self.changes.is_empty() && self.events.is_empty() && self.audit.is_empty()
     }

@@ -1,4 +1,4 @@
-//! The two doors: join tokens and operator approval.
+//! The two ways to enroll a host: with a join token, or with an operator's approval.
 
 use std::time::Duration;
 
@@ -17,44 +17,44 @@ use crate::decision::{Change, Context, Decision};
 use crate::node::Node;
 use crate::refusal::Refusal;
 
-/// How long a join token is good for unless the operator says less.
+/// Life of a join token unless the operator asks for less.
 pub const TOKEN_LIFE: Duration = Duration::from_secs(15 * 60);
-/// Most hosts that one join token enrolls.
+/// Maximum number of hosts that one join token enrolls.
 pub const MAX_TOKEN_USES: u32 = 1000;
 /// How long a request waits for an operator.
 pub const REQUEST_LIFE: Duration = Duration::from_secs(24 * 3600);
-/// Most requests that may wait at the same time: strangers can knock, not fill the store.
+/// Maximum number of waiting requests: anyone may send one, but nobody can fill the store.
 pub const MAX_WAITING: u64 = 1000;
-/// Most requests of one address that may wait at the same time: a rack behind one address fits, and twenty of them fill the queue.
+/// Maximum number of waiting requests per address. A rack behind one address fits, and it takes twenty such addresses to fill the queue.
 pub const MAX_WAITING_PER_ADDRESS: u64 = 50;
 
-/// A token that enrolls a number of hosts, as stored: only the hash of its secret.
+/// A token that enrolls a number of hosts, as it is stored: with only a hash of its secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JoinToken {
-    /// Its id.
+    /// Unique id of the token.
     pub id: JoinTokenId,
     /// Row version.
     pub version: i64,
     /// SHA-256 of the secret.
     pub secret_digest: Digest,
-    /// What the operator wants it for.
+    /// What the token is for, as the operator wrote it.
     pub note: String,
-    /// When it was made.
+    /// When it was created.
     pub created_at: Timestamp,
-    /// When it lapses.
+    /// When it expires.
     pub expires_at: Timestamp,
-    /// How many hosts it enrolls at most.
+    /// Maximum number of hosts it enrolls.
     pub uses: u32,
-    /// When it was used and by which nodes, the first use first.
+    /// When it was used and by which nodes, in order.
     pub used: Vec<(Timestamp, NodeId)>,
-    /// When an operator took it back.
+    /// When an operator revoked it; `None` if it was not.
     pub revoked_at: Option<Timestamp>,
-    /// The node that a host may take over with it; without one it enrolls new machines only.
+    /// The node that a host may take over with it. If `None`, it enrolls new machines only.
     pub replace_node: Option<NodeId>,
 }
 
 impl JoinToken {
-    /// How many more hosts it enrolls, unless it lapses or is taken back before.
+    /// How many more hosts it may enroll, unless it expires or is revoked before that.
     pub fn left(&self) -> u32 {
         self.uses.saturating_sub(u32::try_from(self.used.len()).unwrap_or(u32::MAX))
     }
@@ -63,52 +63,52 @@ impl JoinToken {
 /// A host's request to be enrolled.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Enrollment {
-    /// Its id.
+    /// Unique id of the request.
     pub id: EnrollmentId,
     /// Row version.
     pub version: i64,
-    /// Where it stands.
+    /// Whether an operator has decided, and how.
     pub state: EnrollmentState,
-    /// Who asked.
+    /// Email address of the person who asked, as they entered it.
     pub email: String,
-    /// Hardware identity of the host.
+    /// Digest of the machine's hardware identity.
     pub fingerprint: String,
-    /// The certificate request.
+    /// PEM certificate signing request.
     pub csr_pem: String,
-    /// The host's receipt key.
+    /// Public half of the host's receipt key.
     pub receipt_key: VerifyingKey,
-    /// What the host says about itself.
+    /// How the host describes itself. Not verified.
     pub facts: HostFacts,
-    /// SHA-256 of the secret with which the host fetches the answer.
+    /// SHA-256 of the secret that the host needs to fetch the result.
     pub poll_secret_digest: Digest,
-    /// The operator's words, if rejected.
+    /// The operator's reason, if the request was rejected.
     pub reason: String,
-    /// Where the host asked from: an IPv4 address, or the /64 of an IPv6 address.
+    /// Where the request came from: an IPv4 address, or the /64 of an IPv6 address.
     pub address: String,
-    /// The node it became.
+    /// The node that the host became; `None` until then.
     pub node_id: Option<NodeId>,
-    /// When the host asked.
+    /// When the host sent the request.
     pub created_at: Timestamp,
-    /// When the request lapses.
+    /// When the request expires.
     pub expires_at: Timestamp,
-    /// The node that an operator said it may take over.
+    /// The node that the host may take over, as an operator decided.
     pub replace_node: Option<NodeId>,
 }
 
-/// What a new join token is for.
+/// The properties of a join token to create.
 #[derive(Clone, Debug)]
 pub struct NewJoinToken<'a> {
-    /// What the operator wants it for.
+    /// What the token is for, as the operator wrote it.
     pub note: &'a str,
-    /// How long it is good for.
+    /// How long it is valid.
     pub life: Duration,
-    /// How many hosts it enrolls.
+    /// Maximum number of hosts it enrolls.
     pub uses: u32,
     /// The node that a host may take over with it.
     pub replace_node: Option<NodeId>,
 }
 
-/// Makes a join token.
+/// Creates a join token.
 pub fn token_create(
     id: JoinTokenId,
     secret_digest: Digest,
@@ -153,7 +153,7 @@ pub fn token_create(
     Ok(Decision::default().change(Change::JoinTokenInsert(token)).record(context, id, event))
 }
 
-/// Takes a join token back: it enrolls no more hosts. Those that it has enrolled stay.
+/// Revokes a join token: it enrolls no more hosts. Hosts that it has enrolled stay.
 pub fn token_revoke(token: &JoinToken, context: &Context) -> Result<Decision, Refusal> {
     if token.left() == 0 {
         return Err(Refusal::conflict(
@@ -186,21 +186,21 @@ pub fn token_use(token: &JoinToken, node_id: NodeId, context: &Context) -> Resul
     Ok(Decision::default().change(Change::JoinTokenUpdate(next)).record(context, token.id, event))
 }
 
-/// The queue of those who wait, as a new request meets it.
+/// The queue of waiting requests, from the point of view of a new one.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Queue {
-    /// How many wait.
+    /// Number of waiting requests.
     pub waiting: u64,
-    /// How many of them came from the same address.
+    /// Number of waiting requests from the same address.
     pub from_address: u64,
-    /// The same host with the same keys from the same address, if it waits already.
+    /// The waiting request of the same host with the same keys from the same address, if there is one.
     pub same: Option<Enrollment>,
-    /// If the queue is full, the oldest request of the address with most of them, and how many it has.
+    /// If the queue is full: the oldest request of the address with the most requests, and how many it has.
     pub displaceable: Option<(Enrollment, u64)>,
 }
 
-/// A host asks to be enrolled. Asking again is the same request: it keeps its place, and the new secret is the one that counts. When the
-/// queue is full, the oldest request of the address that has most makes room. Returns the request that waits now.
+/// Records a host's enrollment request. Repeating a request renews it: it keeps its place, and the new secret replaces the old one. When
+/// the queue is full, the oldest request of the address with the most requests makes room. Returns the request that now waits.
 pub fn request(enrollment: Enrollment, queue: &Queue, context: &Context) -> Result<(Enrollment, Decision), Refusal> {
     let email = &enrollment.email;
     let plausible =
@@ -217,7 +217,7 @@ pub fn request(enrollment: Enrollment, queue: &Queue, context: &Context) -> Resu
         decision.record(context, enrollment.id, Event::EnrollmentRequested(event))
     };
     if let Some(same) = &queue.same {
-        // What an operator may be looking at stays as it is.
+        // Keeps everything that an operator may be looking at.
         let Enrollment { poll_secret_digest, expires_at, .. } = enrollment;
         let again = Enrollment { poll_secret_digest, expires_at, ..same.clone() };
         let decision = Decision::default().change(Change::EnrollmentUpdate(Box::new(again.clone())));
@@ -246,7 +246,7 @@ pub fn request(enrollment: Enrollment, queue: &Queue, context: &Context) -> Resu
     Ok((enrollment.clone(), record(decision, &enrollment)))
 }
 
-/// A request lapses before its time; the host asks again by itself.
+/// Lets a request expire early; the host asks again by itself.
 fn displace(enrollment: &Enrollment, context: &Context) -> Decision {
     let lapsed = Enrollment { expires_at: Timestamp(context.now.0.saturating_sub(1)), ..enrollment.clone() };
     let event = EnrollmentDisplaced { enrollment_id: enrollment.id, address: enrollment.address.clone() };
@@ -254,7 +254,7 @@ fn displace(enrollment: &Enrollment, context: &Context) -> Decision {
     decision.record(context, enrollment.id, Event::EnrollmentDisplaced(event))
 }
 
-/// An operator says yes. If the host is a node already, under whatever name, the operator must have named that node.
+/// Approves a request. If the host is already a node, whatever its name, the operator must have named that node.
 pub fn approve(
     enrollment: &Enrollment,
     existing: Option<Existing<'_>>,
@@ -265,16 +265,16 @@ pub fn approve(
     decide(enrollment, EnrollmentState::Approved, "", replace_node, context)
 }
 
-/// The node that a host at a door is already, by its fingerprint.
+/// The existing node of a host that asks to enroll, found by its fingerprint.
 #[derive(Clone, Copy, Debug)]
 pub struct Existing<'a> {
-    /// The node.
+    /// The node with this fingerprint.
     pub node: &'a Node,
-    /// The host has the keys that the node enrolled with.
+    /// Whether the host has the keys that the node enrolled with.
     pub same_keys: bool,
 }
 
-/// Where a host stands.
+/// How a host asks to enroll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Door {
     /// With a join token.
@@ -283,19 +283,19 @@ pub enum Door {
     Approval(EnrollmentId),
 }
 
-/// What enrolling a host does to the node it may be already.
+/// What enrolling a host does to its existing node, if it has one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Replacement {
-    /// There is no such node.
+    /// There is no such node yet.
     New,
-    /// The node keeps its keys: the same machine, whose answer was lost or which is enrolled again.
+    /// The node keeps its keys: the same machine, which lost the answer or is enrolled again.
     SameKeys,
-    /// The node gets other keys. Nothing that was known of its slots is known any more.
+    /// The node gets other keys. Nothing that was known about its slots is known any more.
     OtherKeys,
 }
 
-/// Whether a host may become the next epoch of the node it says it is. A fingerprint is no secret, so somebody who shows the one of a
-/// live node gets that node only if an operator named it.
+/// Whether a host may become the next epoch of the node that it claims to be. A fingerprint is no secret, so a host that presents the
+/// fingerprint of an existing node gets that node only if an operator named it.
 pub fn check_replacement(
     existing: Option<Existing<'_>>,
     replace_node: Option<NodeId>,
@@ -315,7 +315,8 @@ pub fn check_replacement(
             let message = format!("this host does not have the fingerprint of {named}; leave `replace_node` out");
             Err(Refusal::conflict("replace_node_mismatch", message))
         }
-        // Whoever has the keys of a node that is trusted is that node; of one that is locked, they are in two places.
+        // A host with the keys of a trusted node is that node. The keys of a locked node are known to be in two places, so they prove
+        // nothing.
         (Some(Existing { node, same_keys: true }), _) if node.service.may_connect() => Ok(Replacement::SameKeys),
         (Some(Existing { node, .. }), None) => {
             let online = if node.session.is_some() { "online" } else { "offline" };
@@ -334,7 +335,7 @@ pub fn check_replacement(
     }
 }
 
-/// An operator says no.
+/// Rejects a request.
 pub fn reject(enrollment: &Enrollment, reason: &str, context: &Context) -> Result<Decision, Refusal> {
     decide(enrollment, EnrollmentState::Rejected, reason, None, context)
 }
@@ -380,7 +381,7 @@ fn decide(
     Ok(Decision::default().change(Change::EnrollmentUpdate(Box::new(decided))).record(context, enrollment.id, event))
 }
 
-/// An approved host fetches its certificate; happens once.
+/// Lets an approved host fetch its certificate; possible only once.
 pub fn claim(enrollment: &Enrollment, node_id: NodeId, context: &Context) -> Result<Change, Refusal> {
     if enrollment.state != EnrollmentState::Approved {
         let message = format!("enrollment {} is {}", enrollment.id, enrollment.state.as_str());

@@ -1,7 +1,7 @@
-//! Requests that are done once, however often they are sent.
+//! Idempotent requests: executed once, however often they are sent.
 //!
-//! A caller names a request with a key of its own. The record of the key ([`KeyRecord`]) is written in the commit that does what was
-//! asked for, so the two cannot come apart. Whoever sends the same request with the same key again is told what came of the first one.
+//! A caller names a request with a key of its own. The record of the key ([`KeyRecord`]) is written in the commit that executes the
+//! request, so the two cannot diverge. Sending the same request with the same key again returns the result of the first one.
 
 use gpuaas_contract::Digest;
 use gpuaas_contract::time::Timestamp;
@@ -11,21 +11,21 @@ use crate::decision::{Change, Decision};
 use crate::refusal::Refusal;
 use crate::resource::{Keys, ResourceKind, resource};
 
-/// How long a record is kept, unless it is kept as long as what was made with it.
+/// How long a record is kept, unless it is kept as long as what the request created.
 pub const KEPT: std::time::Duration = std::time::Duration::from_secs(24 * 3600);
-/// Longest answer that is kept.
+/// Maximum size of an answer that is kept.
 pub const MAX_ANSWER: usize = 64 * 1024;
-/// Longest key.
+/// Maximum length of a key, in bytes.
 const MAX_KEY: usize = 128;
 
-/// A caller's own key for a request, with what the request asks for.
+/// A caller's key for a request, together with a digest of the request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestKey {
-    /// The id of the record: a digest of who asks and their key.
+    /// Id of the record: a digest of the caller and the key.
     id: String,
     /// The key as the caller wrote it.
     text: String,
-    /// Digest of everything that is asked for.
+    /// Digest of the whole request.
     request: Digest,
 }
 
@@ -50,7 +50,7 @@ impl RequestKey {
         &self.text
     }
 
-    /// What is written with the decision that does what was asked for.
+    /// The record to write together with the decision that executes the request.
     pub fn record(&self, decision: &Decision, now: Timestamp) -> KeyRecord {
         let made = decision.changes.iter().find_map(made_for_good);
         let first_event = || decision.events.first().map(|event| event.subject.clone());
@@ -64,7 +64,7 @@ impl RequestKey {
         }
     }
 
-    /// Refuses if the key was used for another request.
+    /// Refuses if the key was used for a different request.
     pub fn check(&self, earlier: &KeyRecord) -> Result<(), Refusal> {
         if earlier.request == self.request {
             return Ok(());
@@ -74,7 +74,7 @@ impl RequestKey {
     }
 }
 
-/// The id of a task or an allocation that is made: their rows are kept, so what is told about them is how they are now.
+/// The id of a task or an allocation that the change creates. Their rows are kept, so a repeated request can return their current state.
 fn made_for_good(change: &Change) -> Option<String> {
     match change {
         Change::TaskInsert(task) => Some(task.id.to_string()),
@@ -102,30 +102,30 @@ fn made_for_good(change: &Change) -> Option<String> {
     }
 }
 
-/// What was asked for under a key, and what came of it.
+/// The request that was made under a key, and its result.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct KeyRecord {
-    /// Digest of who asked and their key.
+    /// Digest of the caller and the key.
     pub id: String,
     /// Row version.
     #[serde(skip)]
     pub version: i64,
-    /// Digest of everything that was asked for.
+    /// Digest of the whole request.
     pub request: Digest,
-    /// What the request was about: the task or allocation that it made, or else what its first event is about.
+    /// The task or allocation that the request created, or else the subject of its first event.
     pub subject: String,
-    /// The answer, once it is known. Never one that holds a secret, and none where the subject itself is the answer.
+    /// The answer, once it is known. `None` if it contains a secret, or if the current state of the subject is the answer.
     pub answer: Option<Answer>,
-    /// From when on it may be forgotten; never, as long as what it made is kept.
+    /// When the record may be deleted; `None` if it is kept as long as what the request created.
     pub expires_at: Option<Timestamp>,
 }
 
-/// What was answered.
+/// A recorded HTTP response.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Answer {
-    /// HTTP status.
+    /// HTTP status code.
     pub status: u16,
-    /// The document.
+    /// The response body.
     pub body: String,
 }
 

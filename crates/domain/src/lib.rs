@@ -1,22 +1,21 @@
 //! Pure decisions of the control plane.
 //!
-//! `decide`-style functions take the state as loaded, what is asked, and the clock, and return a [`Decision`] (what to
-//! write, in one transaction) or a [`Refusal`]. Nothing here waits, reads a clock or does I/O, so everything here can
-//! be tested by calling it.
+//! The functions take the state as it was loaded, the request, and the current time, and return a [`Decision`] (what to write, in one
+//! transaction) or a [`Refusal`]. Nothing here waits, reads a clock or does I/O, so all of it can be tested by calling it.
 //!
 //! # Promises
 //!
-//! - A task is complete only with a receipt from that node's key over that task's digest. The control plane says that a task did not
-//!   run only where it can prove that no node ever will: it was never sent, or the node has said since that it does not have it. What
-//!   was sent to a node that fell silent ends as `lost`: it may have run ([`task`]).
+//! - A task is complete only with a receipt that is signed with that node's key and names the task's digest. The control plane states that
+//!   a task did not run only where it can prove that no node ever will: the task was never sent, or the node has reported since that it
+//!   does not have it. A task that was sent to a node that fell silent ends as `lost`: it may have run ([`task`]).
 //! - Discovery never creates slots. An operator's approval does ([`slot::approve()`]).
-//! - A slot serves one allocation at a time, and another one only after a complete proof of cleanup in a receipt, or where nothing ever
-//!   ran on it ([`slice::settle()`]). Every end of a task that decides about slots settles them in its own commit: the store takes no other.
-//! - One allocation has one place; a machine is sliced or leased as a whole, never both ([`machine`]).
-//! - What is created with a key, another key or a role, is never more than the key and does not outlive it (`access/mint.rs`).
-//! - Every change of state has an event and an audit entry in the same [`Decision`].
+//! - A slot serves one allocation at a time. It serves another one only after a complete cleanup proof in a receipt, or if nothing ever ran
+//!   on it ([`slice::settle()`]). The end of a task that decides about slots settles them in the same commit: the store accepts no other.
+//! - An allocation has one place; a machine is sliced or leased as a whole, never both ([`machine`]).
+//! - A key or a role that is granted with an API key never permits more than that key and does not outlive it (`access/mint.rs`).
+//! - Every state change has an event and an audit entry in the same [`Decision`].
 //!
-//! `docs/state-machines.md` draws the states of nodes, slots, tasks and allocations; `tests/state_machines` compares it with this code.
+//! `docs/state-machines.md` shows the states of nodes, slots, tasks and allocations; `tests/state_machines` compares it with this code.
 
 #![cfg_attr(not(test), warn(clippy::wildcard_enum_match_arm))]
 

@@ -1,5 +1,5 @@
 //! Machines: whole hosts that an operator offers for lease. The counterpart of slots for bare metal, with the same rule: one holder at a
-//! time, and another one only after the node has said that nothing of the last one is left.
+//! time, and the next one only after the node has reported that nothing of the previous one is left.
 
 use gpuaas_contract::event::{Event, MachineMoved};
 use gpuaas_contract::id::{AllocationId, NodeId, TaskId};
@@ -19,7 +19,7 @@ use crate::slice::{Ending, TaskEnd};
 use crate::slot::{Slot, SlotState};
 use crate::task::{TaskRecord, TaskState};
 
-/// A whole host on offer.
+/// A whole host that is offered for lease.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Machine {
     /// `machine:` and the id of its node.
@@ -27,30 +27,30 @@ pub struct Machine {
     /// Row version.
     #[serde(skip)]
     pub version: i64,
-    /// The node.
+    /// The node that is offered.
     pub node_id: NodeId,
-    /// Where it stands.
+    /// Who holds it, and whether it is clean.
     pub state: MachineState,
-    /// Why, in words; empty while available.
+    /// Why it is in this state, for people; empty while available.
     pub reason: String,
-    /// The allocation that has it, or whose remains are on it. Set exactly while it is not clean.
+    /// The allocation that holds it, or that left something on it. Set exactly while it is not clean.
     pub allocation_id: Option<AllocationId>,
-    /// The highest fencing number that was ever given out for it. Never goes back.
+    /// The highest lease epoch ever assigned to it. Never decreases.
     pub lease_epoch: u64,
-    /// The last task that was to make or remove a user: whose end decides about it.
+    /// The most recent task that creates or removes a user. Its end decides the next state.
     pub lease_task: Option<TaskId>,
-    /// Where its tenants sign in, if the operator said so.
+    /// Where tenants connect with SSH, if the operator set it.
     #[serde(default)]
     pub ssh_address: Option<SshAddress>,
-    /// Who offered it.
+    /// The actor who offered it.
     pub offered_by: String,
-    /// When.
+    /// When it was offered.
     pub offered_at: Timestamp,
 }
 
 resource!(Machine, Machine);
 
-/// Id of the machine of a node.
+/// Id of a node's machine.
 pub fn machine_id(node: NodeId) -> String {
     format!("machine:{node}")
 }
@@ -66,8 +66,8 @@ impl Machine {
     }
 }
 
-/// An operator offers a whole host, or says where its tenants sign in. `slots` are those of the node: a host is sliced or leased as a
-/// whole, never both.
+/// Offers a whole host, or changes where its tenants connect. `slots` are the slots of the node: a host is sliced or leased as a whole,
+/// never both.
 pub fn offer(
     node: &Node,
     slots: &[Slot],
@@ -116,13 +116,13 @@ pub fn offer(
         },
     };
     let decision = if known.is_some() { Decision::default().update(&next) } else { Decision::default().insert(&next) };
-    // The node is written as well, unchanged, as it is when slots are approved: of the two at the same moment, one loses.
+    // Also writes the node, unchanged, as the approval of slots does: if both happen at the same time, one is a conflict.
     let decision = decision.change(Change::NodeUpdate(Box::new(node.clone())));
     let decision = recorded(decision, &next, Event::MachineOffered, "", context);
     Ok((next, decision))
 }
 
-/// An operator takes an offer back. What somebody has stays theirs until they give it back; then it is asked for again.
+/// Withdraws an offer. Refused unless the machine is clean: its allocation must be released first.
 pub fn withdraw(machine: &Machine, reason: &str, context: &Context) -> Result<(Machine, Decision), Refusal> {
     match machine.state {
         MachineState::Withdrawn => return Ok((machine.clone(), Decision::default())),
@@ -138,8 +138,8 @@ pub fn withdraw(machine: &Machine, reason: &str, context: &Context) -> Result<(M
     Ok((next, decision))
 }
 
-/// The node of this machine got other keys, or it was retired: see [`crate::slot::node_gone`]. One that was free must be offered again; one that was
-/// not comes back by the node's own proof. `None` if nothing changes.
+/// The node of this machine got other keys or was retired; see [`crate::slot::node_gone`]. A free machine must be offered again; any other
+/// comes back by the node's own proof. `None` if nothing changes.
 pub fn node_gone(machine: &Machine, reason: &str, context: &Context) -> Option<(Machine, Decision)> {
     let (state, event): (_, fn(MachineMoved) -> Event) = match machine.state {
         MachineState::Available => (MachineState::Withdrawn, Event::MachineWithdrawn),
@@ -151,18 +151,18 @@ pub fn node_gone(machine: &Machine, reason: &str, context: &Context) -> Option<(
     Some((next, decision))
 }
 
-/// Who gets onto a machine.
+/// The user for a tenant on a whole host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tenant {
-    /// The user that is made.
+    /// User name to create.
     pub username: UserName,
-    /// Their keys.
+    /// Keys of that user.
     pub ssh_public_keys: Vec<SshPublicKey>,
-    /// Whether they may become root. The host's owner decides as well.
+    /// Whether that user may become root. The host's owner must allow it as well.
     pub sudo: bool,
 }
 
-/// A user on a free machine: it is leased under a new number, and the node is told to make the user.
+/// Leases a free machine under a new lease epoch, and orders the node to create the user.
 pub fn provision(
     machine: &Machine,
     tenant: &Tenant,
@@ -194,8 +194,8 @@ pub fn provision(
     Ok((task, recorded(decision, &next, Event::MachineLeased, "", context)))
 }
 
-/// Gives a machine back: the user goes, with everything they have. With `take_over`, an operator's word that what is left of the
-/// allocation shall go under a new number, whoever the node thinks has the machine.
+/// Releases a machine: the node removes the user and everything that belongs to the user. With `take_over`, an operator orders the cleanup
+/// under a new lease epoch, regardless of which lease the node thinks is current.
 pub fn release(
     machine: &Machine,
     last: Option<&TaskRecord>,
@@ -234,8 +234,8 @@ pub fn release(
     Ok((task, recorded(decision, &next, Event::MachineReleasing, "", context)))
 }
 
-/// What the end of a task means for the machine: that whose [`Machine::lease_task`] it is. `genuine` says whether the control plane itself
-/// made the task's row; of another nothing is believed.
+/// The effect of a task's end on the machine, if the task is its [`Machine::lease_task`]. `genuine` says whether the control plane itself
+/// wrote the task's row; otherwise nothing in it is trusted.
 pub fn settle(machine: &Machine, ending: &Ending, genuine: bool, context: &Context) -> Decision {
     let Ending { task, end } = ending;
     if machine.lease_task != Some(task.id) || machine.node_id != task.node_id || machine.allocation_id.is_none() {

@@ -1,4 +1,4 @@
-//! Maintenance windows: times in which operators work on nodes, announced to those who have something there.
+//! Maintenance windows: times in which operators may disturb nodes, announced to the tenants on them.
 
 use gpuaas_contract::event::{AllocationMaintenance, Event, MaintenanceAnnounced, MaintenanceCancelled};
 use gpuaas_contract::id::{MaintenanceId, NodeId};
@@ -10,30 +10,30 @@ use crate::names::checked_text;
 use crate::refusal::Refusal;
 use crate::resource::{Keys, resource};
 
-/// Most nodes of one window.
+/// Maximum number of nodes per window.
 pub const MAX_NODES: usize = 1000;
 
-/// A time in which operators work on nodes.
+/// A time in which operators may disturb nodes.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Window {
-    /// Its id.
+    /// Unique id of the window.
     pub id: MaintenanceId,
     /// Row version.
     #[serde(skip)]
     pub version: i64,
-    /// Why, in words that tenants read.
+    /// What is done and why; tenants read it.
     pub summary: String,
-    /// The nodes.
+    /// The affected nodes.
     pub nodes: Vec<NodeId>,
-    /// From.
+    /// Start of the window.
     pub starts_at: Timestamp,
-    /// To.
+    /// End of the window.
     pub ends_at: Timestamp,
-    /// Who announced it.
+    /// The actor who announced it.
     pub created_by: String,
-    /// When.
+    /// When it was announced.
     pub created_at: Timestamp,
-    /// Set when it does not take place.
+    /// When it was canceled; `None` if it takes place.
     pub cancelled_at: Option<Timestamp>,
 }
 
@@ -44,13 +44,13 @@ impl Window {
         Keys { state: if self.cancelled_at.is_some() { "cancelled" } else { "announced" }, ..Keys::default() }
     }
 
-    /// Whether it is still to come, or goes on.
+    /// Whether it is in progress or still to come.
     pub fn counts(&self, now: Timestamp) -> bool {
         self.cancelled_at.is_none() && self.ends_at > now
     }
 }
 
-/// Announces a window. `affected` are the allocations on its nodes: an event for each tells its tenant.
+/// Announces a window. `affected` are the allocations on its nodes; an event for each notifies its tenant.
 pub fn announce(window: Window, affected: &[Allocation], context: &Context) -> Result<(Window, Decision), Refusal> {
     checked_text(&window.summary, "the summary")?;
     if window.summary.is_empty() || window.nodes.is_empty() || window.nodes.len() > MAX_NODES {
@@ -71,7 +71,7 @@ pub fn announce(window: Window, affected: &[Allocation], context: &Context) -> R
     Ok((window.clone(), tell(decision, &window, affected, Event::AllocationMaintenanceAnnounced, context)))
 }
 
-/// It does not take place. Saying it twice changes nothing.
+/// Cancels a window. Idempotent.
 pub fn cancel(window: &Window, affected: &[Allocation], context: &Context) -> (Window, Decision) {
     if window.cancelled_at.is_some() {
         return (window.clone(), Decision::default());

@@ -1,24 +1,24 @@
-//! Names that people give to things, and the words of tags.
+//! Validation of names, descriptions, tags and email addresses.
 
 use std::collections::BTreeMap;
 
 use crate::refusal::Refusal;
 
-/// Longest name of an organization, a project or a product.
+/// Maximum length of the name of an organization, a project or a product.
 pub const MAX_HANDLE: usize = 40;
-/// Longest name or description in free words.
+/// Maximum length of a description or other free text, in bytes.
 pub const MAX_TEXT: usize = 200;
-/// Most tags of one thing.
+/// Maximum number of tags.
 pub const MAX_TAGS: usize = 32;
 
-/// A name that is also typed on command lines: lower-case letters, digits and dashes.
+/// Validates a name that is also typed on command lines: lower-case letters, digits and dashes.
 pub fn checked_handle(text: &str, what: &'static str) -> Result<String, Refusal> {
     let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     let good = (1..=MAX_HANDLE).contains(&text.len())
         && text.bytes().all(plain)
         && !text.starts_with('-')
         && !text.ends_with('-')
-        // Would be taken for an id.
+        // Could be mistaken for an id.
         && !text.contains("--");
     if good {
         return Ok(text.to_owned());
@@ -29,7 +29,7 @@ pub fn checked_handle(text: &str, what: &'static str) -> Result<String, Refusal>
     Err(Refusal::invalid("name_invalid", message))
 }
 
-/// Free words on one line.
+/// Validates free text on one line.
 pub fn checked_text(text: &str, what: &'static str) -> Result<String, Refusal> {
     if text.len() <= MAX_TEXT && !text.chars().any(char::is_control) {
         return Ok(text.to_owned());
@@ -37,7 +37,7 @@ pub fn checked_text(text: &str, what: &'static str) -> Result<String, Refusal> {
     Err(Refusal::invalid("text_invalid", format!("{what} has at most {MAX_TEXT} bytes on one line")))
 }
 
-/// Tags: few, short, plain keys.
+/// Validates tags: few, short, with plain keys.
 pub fn checked_tags(tags: &BTreeMap<String, String>) -> Result<(), Refusal> {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.' | b'/');
     let key = |key: &String| (1..=63).contains(&key.len()) && key.bytes().all(plain);
@@ -51,7 +51,8 @@ pub fn checked_tags(tags: &BTreeMap<String, String>) -> Result<(), Refusal> {
     Err(Refusal::invalid("tags_invalid", message))
 }
 
-/// An e-mail address, in lower case. Only what is surely none is refused: the proof is that somebody signs in with it.
+/// Validates an email address and converts it to lower case. Only refuses what is certainly not one: the proof is that someone signs in
+/// with it.
 pub fn checked_email(text: &str) -> Result<String, Refusal> {
     let text = text.trim().to_lowercase();
     let (local, domain) = text.rsplit_once('@').unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Nodes: enrolled hosts, their certificates, their link and whether they take work.
+//! Nodes: enrolled hosts, their certificates, their link and whether they accept work.
 
 use gpuaas_contract::Digest;
 use gpuaas_contract::event::{
@@ -15,41 +15,40 @@ pub use gpuaas_contract::state::{LinkTransport, NodeService};
 use crate::decision::{Change, Context, Decision, Wakeup};
 use crate::refusal::Refusal;
 
-/// How often a node may come back with an expired certificate before an operator must enroll it again. A regular
-/// renewal sets the count back.
+/// How often a node may rejoin with an expired certificate before an operator must enroll it again. A regular renewal resets the count.
 pub const MAX_REJOINS: u32 = 10;
-/// Longest name of a node.
+/// Maximum length of a node's name.
 pub const MAX_NAME: usize = 253;
-/// Longest reason an operator may give.
+/// Maximum length of an operator's reason, in bytes.
 pub const MAX_REASON: usize = 500;
 
-/// The link a node has open now.
+/// The link that a node has open now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LiveSession {
-    /// This life of the link; fences off late words of earlier ones.
+    /// Identifies this link session; messages from earlier sessions are ignored.
     pub id: SessionId,
-    /// Which start of the agent.
+    /// Identifies the agent process; new at every start of the agent.
     pub agent_instance_id: AgentInstanceId,
-    /// Which boot of the host.
+    /// Identifies the boot of the host.
     pub boot_id: String,
-    /// How it is carried.
+    /// Stream or long-poll.
     pub transport: LinkTransport,
-    /// Since when.
+    /// When the link was opened.
     pub since: Timestamp,
-    /// The server process that holds it; if that process dies, so did the link.
+    /// The server process that holds the link; if that process dies, the link is gone, too.
     pub server: ServerId,
 }
 
 /// An enrolled host.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Node {
-    /// Its id, the same for the life of the machine.
+    /// Unique id, which stays the same for the life of the machine.
     pub id: NodeId,
     /// Row version.
     pub version: i64,
     /// Host name, for people; not unique.
     pub name: String,
-    /// Stable digest of the machine's hardware identity; unique.
+    /// Digest of the machine's hardware identity; unique, and the same across enrollments.
     pub fingerprint: String,
     /// Counts the machine's enrollments.
     pub epoch: u64,
@@ -57,56 +56,56 @@ pub struct Node {
     pub receipt_key: VerifyingKey,
     /// Digest of the TLS public key (SPKI) of this epoch.
     pub tls_key_digest: Digest,
-    /// The two lines above, signed by the control plane when it enrolled the node (DSSE bytes), so that whoever can
-    /// write the database still cannot swap a key.
+    /// Both keys above, signed by the control plane when it enrolled the node (a DSSE document), so that write access to the database is
+    /// not enough to replace a key.
     pub record: Vec<u8>,
-    /// Whether it takes work.
+    /// Whether the node accepts work.
     pub service: NodeService,
-    /// Why, in words; empty when in service.
+    /// Why, for people; empty when in service.
     pub service_reason: String,
-    /// The open link, if any: a node is online exactly as long as this is set.
+    /// The open link, if any. A node is online exactly while this is set.
     pub session: Option<LiveSession>,
-    /// When it was last heard of.
+    /// When the node was last heard from.
     pub last_seen_at: Option<Timestamp>,
-    /// What it said about itself.
+    /// What the node reports about itself.
     pub facts: HostFacts,
-    /// Rejoins since the last regular renewal.
+    /// Number of rejoins since the last regular renewal.
     pub rejoins: u32,
-    /// First enrollment.
+    /// Time of the first enrollment.
     pub created_at: Timestamp,
-    /// Last enrollment.
+    /// Time of the last enrollment.
     pub enrolled_at: Timestamp,
 }
 
 /// A certificate that was issued to a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Certificate {
-    /// Serial number, hex.
+    /// Serial number, in hex.
     pub serial: String,
-    /// The node.
+    /// The node it was issued to.
     pub node_id: NodeId,
-    /// The node's epoch then.
+    /// The node's epoch when it was issued.
     pub node_epoch: u64,
-    /// Valid from.
+    /// Start of its validity.
     pub not_before: Timestamp,
-    /// Valid until.
+    /// End of its validity.
     pub not_after: Timestamp,
-    /// Set when it no longer counts.
+    /// When it was revoked; `None` if it was not.
     pub revoked_at: Option<Timestamp>,
 }
 
-/// What an operator may do to a node.
+/// What an operator can do to a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
-    /// Maintenance on.
+    /// Start maintenance: no new work.
     Drain,
-    /// Maintenance off.
+    /// End maintenance.
     Undrain,
-    /// Hold back.
+    /// Keep the node from being used.
     Quarantine,
-    /// Let go again.
+    /// Allow the node to be used again.
     Unquarantine,
-    /// End.
+    /// Remove the node for good.
     Retire,
 }
 
@@ -122,22 +121,22 @@ impl From<Operation> for OperatorAction {
     }
 }
 
-/// The machine as it stood at the door, already authenticated.
+/// A host that asks to enroll, already authenticated.
 #[derive(Clone, Debug)]
 pub struct Admission {
-    /// Hardware identity.
+    /// Digest of the machine's hardware identity.
     pub fingerprint: String,
-    /// Receipt key.
+    /// Public half of the receipt key.
     pub receipt_key: VerifyingKey,
-    /// Digest of the TLS public key.
+    /// Digest of the TLS public key (SPKI).
     pub tls_key_digest: Digest,
-    /// What it says about itself.
+    /// What the host reports about itself.
     pub facts: HostFacts,
 }
 
-/// Enrolls a machine: a new node, or the next epoch of the node it already is.
+/// Enrolls a machine: as a new node, or as the next epoch of its existing node.
 ///
-/// The signed record is filled in by the caller, who holds the key, before commit: see [`Node::record`].
+/// The caller, who has the key, fills in the signed record before the commit: see [`Node::record`].
 pub fn enroll(known: Option<Node>, admission: Admission, new_id: NodeId, context: &Context) -> (Node, Decision) {
     let Admission { fingerprint, receipt_key, tls_key_digest, facts } = admission;
     let now = context.now;
@@ -162,7 +161,7 @@ pub fn enroll(known: Option<Node>, admission: Admission, new_id: NodeId, context
             enrolled_at: now,
         },
         Some(old) => {
-            // A drain or a quarantine is the operator's word and survives; a lock or retirement ends with new keys.
+            // A drain or a quarantine is an operator's decision and survives; a lock or a retirement ends with the new keys.
             let (service, service_reason) = match old.service {
                 NodeService::Draining | NodeService::Quarantined => (old.service, old.service_reason),
                 NodeService::InService | NodeService::Locked | NodeService::Retired => (NodeService::InService, String::new()),
@@ -199,7 +198,7 @@ pub fn enroll(known: Option<Node>, admission: Admission, new_id: NodeId, context
     (node, decision)
 }
 
-/// An operator's word on a node.
+/// Carries out an operator's operation on a node.
 pub fn operate(node: &Node, operation: Operation, reason: &str, context: &Context) -> Result<Decision, Refusal> {
     use Operation as Op;
     if reason.len() > MAX_REASON {
@@ -256,7 +255,7 @@ pub fn operate(node: &Node, operation: Operation, reason: &str, context: &Contex
         .wakeup(Wakeup::NodeWork(node.id)))
 }
 
-/// Two live copies of one identity: nobody may use it until the machine is enrolled again.
+/// Locks a node because two live copies of its identity were seen: nobody may use the identity until the machine is enrolled again.
 pub fn lock(node: &Node, context: &Context) -> Decision {
     let reason = "two live copies of this node's identity were seen at the same time".to_owned();
     let event = Event::NodeLocked(NodeServiceChanged {
@@ -273,7 +272,7 @@ pub fn lock(node: &Node, context: &Context) -> Decision {
         .wakeup(Wakeup::NodeAccess(node.id))
 }
 
-/// The node's link is up.
+/// Records that the node's link is open.
 pub fn connected(node: &Node, session: LiveSession, facts: Option<HostFacts>, context: &Context) -> Result<Decision, Refusal> {
     if !node.service.may_connect() {
         let code = if node.service == NodeService::Locked { "node_locked" } else { "node_retired" };
@@ -290,11 +289,11 @@ pub fn connected(node: &Node, session: LiveSession, facts: Option<HostFacts>, co
     let held_elsewhere = node.session.as_ref().is_some_and(|older| older.server != session.server);
     let online = Node { session: Some(session), last_seen_at: Some(context.now), facts, ..node.clone() };
     let decision = Decision::default().change(Change::NodeUpdate(Box::new(online))).record(context, node.id, event);
-    // Another server process may still hold the link that this one replaces.
+    // Another server process may still hold the previous link.
     Ok(if held_elsewhere { decision.wakeup(Wakeup::NodeAccess(node.id)) } else { decision })
 }
 
-/// A link ended. Says nothing if the node already has a newer one (fencing).
+/// Records that a link was closed. Changes nothing if the node already has a newer one.
 pub fn disconnected(node: &Node, session: SessionId, why: &str, context: &Context) -> Decision {
     if node.session.as_ref().is_none_or(|live| live.id != session) {
         return Decision::default();
@@ -304,11 +303,11 @@ pub fn disconnected(node: &Node, session: SessionId, why: &str, context: &Contex
     Decision::default().change(Change::NodeUpdate(Box::new(offline))).record(context, node.id, event)
 }
 
-/// An operator gives the node another name. Nothing that the node says of itself does: a name is what operators go by.
+/// Renames a node. Only operators can: they rely on the name, so nothing that the node reports changes it.
 pub fn rename(node: &Node, name: &str, context: &Context) -> Result<Decision, Refusal> {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_');
     let good = (1..=MAX_NAME).contains(&name.len()) && name.bytes().all(plain) && name.bytes().any(|b| b.is_ascii_alphanumeric());
-    // Would be taken for an id, or for an option.
+    // Could be mistaken for an id, or for a command-line option.
     if !good || name.parse::<NodeId>().is_ok() || name.starts_with('-') {
         let message = format!(
             "the name of a node has 1 to {MAX_NAME} letters, digits, dashes, dots and underscores, such as `gpu-07.rack2`"
@@ -323,13 +322,13 @@ pub fn rename(node: &Node, name: &str, context: &Context) -> Result<Decision, Re
     Ok(Decision::default().change(Change::NodeUpdate(Box::new(renamed))).record(context, node.id, event))
 }
 
-/// A node sent more than it may make the control plane write within the hour. Told once per node and hour.
+/// Records that a node made the control plane write more than it may within an hour. Reported once per node and hour.
 pub fn budget_exceeded(node: NodeId, kind: &str, limit: u64, context: &Context) -> Decision {
     let event = Event::NodeBudgetExceeded(NodeBudgetExceeded { node_id: node, kind: kind.to_owned(), limit });
     Decision::default().record(context, node, event)
 }
 
-/// The node's facts changed while connected.
+/// Records that the node's facts changed while it was connected.
 pub fn facts_changed(node: &Node, facts: HostFacts, context: &Context) -> Decision {
     if facts == node.facts {
         return Decision::default();
@@ -344,7 +343,7 @@ pub fn facts_changed(node: &Node, facts: HostFacts, context: &Context) -> Decisi
     Decision::default().change(Change::NodeUpdate(Box::new(changed))).record(context, node.id, event)
 }
 
-/// A regular renewal over a valid certificate.
+/// Records a regular renewal, authenticated with a valid certificate.
 pub fn renewed(node: &Node, certificate: Certificate, context: &Context) -> Result<Decision, Refusal> {
     check_may_hold_certificate(node)?;
     let event = Event::NodeCertificateRenewed(NodeCertificateRenewed {
@@ -352,14 +351,14 @@ pub fn renewed(node: &Node, certificate: Certificate, context: &Context) -> Resu
         serial: certificate.serial.clone(),
         not_after: certificate.not_after,
     });
-    // Also when nothing changes: the write over the node's version keeps a renewal from overtaking a lock or retirement.
+    // Written even if nothing changes: the check of the node's version keeps a renewal from overtaking a lock or a retirement.
     let decision = Decision::default()
         .change(Change::CertificateInsert(certificate))
         .change(Change::NodeUpdate(Box::new(Node { rejoins: 0, ..node.clone() })));
     Ok(decision.record(context, node.id, event))
 }
 
-/// A node whose certificate has expired proved that it still has its keys.
+/// Records that a node with an expired certificate proved that it still has its keys.
 pub fn rejoined(node: &Node, certificate: Certificate, context: &Context) -> Result<Decision, Refusal> {
     check_may_rejoin(node)?;
     let rejoins = node.rejoins + 1;
@@ -370,7 +369,7 @@ pub fn rejoined(node: &Node, certificate: Certificate, context: &Context) -> Res
         .record(context, node.id, event))
 }
 
-/// Whether a node whose certificate has expired may come back once more. Asked before a certificate is made for it.
+/// Whether a node with an expired certificate may rejoin once more. Checked before a certificate is issued.
 pub fn check_may_rejoin(node: &Node) -> Result<(), Refusal> {
     check_may_hold_certificate(node)?;
     if node.rejoins >= MAX_REJOINS {
@@ -383,7 +382,7 @@ pub fn check_may_rejoin(node: &Node) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Whether a node may have a certificate at all. Asked before one is made for it.
+/// Whether a node may have a certificate at all. Checked before one is issued.
 pub fn check_may_hold_certificate(node: &Node) -> Result<(), Refusal> {
     if node.service.may_connect() {
         Ok(())

@@ -1,7 +1,7 @@
-//! Quotas: how much an organization and a project may have at once, and how much they have.
+//! Quotas: how much an organization or a project may have at once, and how much it has.
 //!
-//! What is used is kept in the quota's own row, in the commit that begins or ends an allocation. Two requests that would be too much
-//! together therefore cannot both pass: the second one finds the row changed and is decided again.
+//! Usage is stored in the quota's own row and changed in the commit that begins or ends an allocation. Two requests that together would
+//! exceed the quota therefore cannot both pass: the second finds the row changed and is decided again.
 
 use gpuaas_contract::event::{Event, QuotaSet};
 use gpuaas_contract::id::{OrgId, ProjectId};
@@ -13,19 +13,19 @@ use crate::decision::{Context, Decision};
 use crate::refusal::Refusal;
 use crate::resource::{Keys, resource};
 
-/// How much there is.
+/// Current usage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Used {
-    /// Allocations that are not over.
+    /// Allocations that have not ended.
     pub allocations: u32,
-    /// Their slots.
+    /// Slots of these allocations.
     pub slots: u32,
-    /// Whole machines among them.
+    /// Whole machines among these allocations.
     pub machines: u32,
 }
 
 impl Used {
-    /// What one of a product takes.
+    /// What one allocation of this product uses.
     pub const fn of(product: Product) -> Self {
         match product {
             Product::Slice { slots } => Self { allocations: 1, slots, machines: 0 },
@@ -53,18 +53,18 @@ impl Used {
 /// The quota of one organization or project.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Quota {
-    /// `quota:` and the id of whose it is.
+    /// `quota:` and the id of the organization or project.
     pub id: String,
     /// Row version.
     #[serde(skip)]
     pub version: i64,
-    /// The organization.
+    /// The organization, or the one that the project belongs to.
     pub organization_id: OrgId,
-    /// The project, if it is that of one.
+    /// The project; `None` for the quota of an organization.
     pub project_id: Option<ProjectId>,
-    /// How much may be.
+    /// Maximum usage.
     pub limits: Limits,
-    /// How much there is.
+    /// Current usage.
     pub used: Used,
 }
 
@@ -80,17 +80,17 @@ impl Quota {
         Keys { parent: self.organization_id.to_string(), state: "active", ..Keys::default() }
     }
 
-    /// That of an organization with nothing yet.
+    /// The quota of a new organization.
     pub fn of_organization(id: OrgId, limits: Limits) -> Self {
         Self { id: quota_id(&id), version: 0, organization_id: id, project_id: None, limits, used: Used::default() }
     }
 
-    /// That of a project with nothing yet.
+    /// The quota of a new project.
     pub fn of_project(id: ProjectId, organization: OrgId, limits: Limits) -> Self {
         Self { id: quota_id(&id), version: 0, organization_id: organization, project_id: Some(id), limits, used: Used::default() }
     }
 
-    /// With this more, or a refusal that says which limit is in the way.
+    /// Adds usage, or refuses and says which limit is exceeded.
     pub fn take(&self, more: Used) -> Result<Self, Refusal> {
         let used = self.used.plus(more);
         let whose = if self.project_id.is_some() { "project" } else { "organization" };
@@ -113,13 +113,13 @@ impl Quota {
         Ok(Self { used, ..self.clone() })
     }
 
-    /// With this less.
+    /// Subtracts usage.
     pub fn give_back(&self, less: Used) -> Self {
         Self { used: self.used.minus(less), ..self.clone() }
     }
 }
 
-/// Other limits. What is there already stays, even if it is more.
+/// Changes the limits. Existing usage stays, even if it exceeds them.
 pub fn set_limits(quota: &Quota, limits: Limits, context: &Context) -> (Quota, Decision) {
     if quota.limits == limits {
         return (quota.clone(), Decision::default());

@@ -1,17 +1,17 @@
-//! A typed no.
+//! Refusals: typed rejections with a stable code.
 
-/// What kind of no it is; decides the HTTP status and the CLI's exit code.
+/// The kind of refusal; determines the HTTP status and the CLI's exit code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RefusalKind {
     /// The request itself is wrong.
     Invalid,
-    /// The state does not allow it (now).
+    /// The current state does not allow it.
     Conflict,
-    /// The caller may not.
+    /// The caller is not permitted to do it.
     Forbidden,
-    /// There is no such thing.
+    /// What the request refers to does not exist.
     NotFound,
-    /// Too much of it is in use; later it may work.
+    /// A limit is reached; it may work later.
     Exhausted,
 }
 
@@ -19,44 +19,44 @@ pub enum RefusalKind {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct Refusal {
-    /// What kind of no.
+    /// The kind of refusal.
     pub kind: RefusalKind,
-    /// Stable code.
+    /// Stable code for programs.
     pub code: &'static str,
-    /// For people.
+    /// A sentence for people that says what to do next.
     pub message: String,
-    /// Where in the body the fault is, if it is there: a JSON pointer.
+    /// JSON pointer to the faulty part of the request body, if the fault is there.
     pub pointer: Option<&'static str>,
 }
 
 impl Refusal {
-    /// The request itself is wrong.
+    /// A refusal because the request itself is wrong.
     pub fn invalid(code: &'static str, message: impl Into<String>) -> Self {
         Self { kind: RefusalKind::Invalid, code, message: message.into(), pointer: None }
     }
 
-    /// The state does not allow it.
+    /// A refusal because the current state does not allow it.
     pub fn conflict(code: &'static str, message: impl Into<String>) -> Self {
         Self { kind: RefusalKind::Conflict, code, message: message.into(), pointer: None }
     }
 
-    /// The caller may not.
+    /// A refusal because the caller is not permitted to do it.
     pub fn forbidden(code: &'static str, message: impl Into<String>) -> Self {
         Self { kind: RefusalKind::Forbidden, code, message: message.into(), pointer: None }
     }
 
-    /// Too much of it is in use.
+    /// A refusal because a limit is reached.
     pub fn exhausted(code: &'static str, message: impl Into<String>) -> Self {
         Self { kind: RefusalKind::Exhausted, code, message: message.into(), pointer: None }
     }
 
-    /// It is because of what the body has at this JSON pointer: whatever kind of no it would be elsewhere, the request itself is wrong.
+    /// Attributes the refusal to the part of the request body at this JSON pointer. Whatever its kind was, it becomes an invalid request.
     #[must_use]
     pub fn in_body(self, pointer: &'static str) -> Self {
         Self { kind: RefusalKind::Invalid, pointer: Some(pointer), ..self }
     }
 
-    /// There is no such thing.
+    /// A refusal because what the request refers to does not exist.
     pub fn not_found(code: &'static str, message: impl Into<String>) -> Self {
         Self { kind: RefusalKind::NotFound, code, message: message.into(), pointer: None }
     }

@@ -1,14 +1,15 @@
-//! Resources: the documents of the control plane that are not in a table of their own: organizations, projects, members, the catalog,
-//! allocations, webhooks and their like.
+//! Resources: the documents of the control plane that have no table of their own, such as organizations, projects, members, the catalog,
+//! allocations and webhooks.
 //!
-//! They share one table. What is asked for is in [`Keys`], the rest is the document itself. Every row carries a seal, a MAC of the
-//! control plane over all of it ([`seal_text`]): a role, a quota or an allocation that somebody wrote into the database counts for nothing.
+//! They share one table. What can be searched for is in [`Keys`]; the rest is the document itself. Each row carries a seal, a MAC by the
+//! control plane over all of it ([`seal_text`]): a role, a quota or an allocation that someone writes directly into the database has no
+//! effect.
 
 use gpuaas_contract::time::Timestamp;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// What a resource is.
+/// The kind of a resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ResourceKind {
@@ -51,7 +52,7 @@ pub enum ResourceKind {
 }
 
 impl ResourceKind {
-    /// Every kind.
+    /// All kinds.
     pub const ALL: [Self; 18] = [
         Self::Organization,
         Self::Project,
@@ -97,78 +98,79 @@ impl ResourceKind {
         }
     }
 
-    /// The kind with this name.
+    /// Looks a kind up by name.
     pub fn parse(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.as_str() == name)
     }
 }
 
-/// What a resource can be found by.
+/// The searchable properties of a resource.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Keys {
-    /// What it belongs to: the id of a project, an organization, a webhook; empty for what belongs to the platform.
+    /// What it belongs to: the id of a project, an organization or a webhook; empty if it belongs to the platform.
     pub parent: String,
-    /// Its name, if no other of its kind may have the same within `parent`. Given up by what is over.
+    /// Name, if it must be unique among resources of the same kind within `parent`. `None` once the resource has ended, which frees the
+    /// name.
     pub name: Option<String>,
-    /// A key that no other of its kind has: how somebody else calls it.
+    /// A key that is unique among all resources of the kind, such as an external identifier.
     pub lookup: Option<String>,
-    /// A second thing it belongs to: the node of an allocation, the one who is a member.
+    /// A second thing it belongs to, such as the node of an allocation or the holder of a membership.
     pub owner: Option<String>,
-    /// Where it stands.
+    /// Name of its state.
     pub state: &'static str,
-    /// When time alone changes it next.
+    /// When something becomes due by time alone.
     pub due_at: Option<Timestamp>,
-    /// From when on the row may be forgotten.
+    /// When the row may be deleted.
     pub expires_at: Option<Timestamp>,
 }
 
 /// A document with an id and a version.
 pub trait Resource: Clone + Serialize + DeserializeOwned {
-    /// What it is.
+    /// The kind of this type.
     const KIND: ResourceKind;
 
-    /// Its id, as text.
+    /// The id as text.
     fn id(&self) -> String;
-    /// Row version it was loaded with.
+    /// The row version it was loaded with.
     fn version(&self) -> i64;
-    /// Tells it the version of its row.
+    /// Sets the version when the resource is loaded.
     fn set_version(&mut self, version: i64);
-    /// What it can be found by.
+    /// The properties it can be searched by.
     fn keys(&self) -> Keys;
 }
 
-/// A resource as the store keeps it.
+/// A resource in the form in which it is stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Document {
-    /// What it is.
+    /// The kind of the resource.
     pub kind: ResourceKind,
-    /// Its id.
+    /// The id as text.
     pub id: String,
     /// Row version it was loaded with; 0 for a new one.
     pub version: i64,
-    /// What it can be found by.
+    /// The properties it can be searched by.
     pub keys: Keys,
-    /// The rest, JSON.
+    /// The whole resource as JSON.
     pub body: String,
     /// MAC over [`seal_text`].
     pub seal: String,
 }
 
 impl Document {
-    /// A resource as it is to be written; not sealed yet.
+    /// Converts a resource for writing; not sealed yet.
     pub fn of<R: Resource>(resource: &R) -> Self {
         Self {
             kind: R::KIND,
             id: resource.id(),
             version: resource.version(),
             keys: resource.keys(),
-            // Documents are made of texts, numbers and lists of them; a map with other keys than texts would be a mistake of ours.
+            // Resources consist of strings, numbers and lists; a map with keys that are not strings would be a bug.
             body: serde_json::to_string(resource).unwrap_or_default(),
             seal: String::new(),
         }
     }
 
-    /// The resource itself.
+    /// Parses the resource.
     pub fn read<R: Resource>(&self) -> Result<R, serde_json::Error> {
         let mut resource: R = serde_json::from_str(&self.body)?;
         resource.set_version(self.version);
@@ -176,8 +178,8 @@ impl Document {
     }
 }
 
-/// The text whose MAC is [`Document::seal`], for the row with version `version`. Everything that decides about anything is in `body`; the
-/// keys are derived from it again when a row is read.
+/// The text whose MAC is [`Document::seal`], for the row with this version. Everything that matters is in `body`; the keys are derived from
+/// it again when a row is read.
 pub fn seal_text(document: &Document, version: i64) -> String {
     format!("gpuaas-resource-v1\n{}\n{}\n{version}\n{}", document.kind.as_str(), document.id, document.body)
 }

@@ -1,8 +1,8 @@
 //! Tasks: queued → dispatched (lease) → accepted → started → ended. `docs/state-machines.md` has every transition.
 //!
-//! A task ends by the node's receipt. The control plane itself says that a task did not run only where it can prove that no node
-//! ever will: it was never sent, or the node has said since that it does not have it. What was sent to a node that is never heard
-//! of again ends as lost: it may have run.
+//! A task ends by the node's receipt. The control plane itself states that a task did not run only where it can prove that no node ever
+//! will: the task was never sent, or the node has reported since that it does not have it. A task that was sent to a node that is never
+//! heard from again ends as lost: it may have run.
 
 use std::time::Duration;
 
@@ -23,59 +23,59 @@ use crate::node::Node;
 use crate::refusal::Refusal;
 use crate::slice::{Ending, TaskEnd};
 
-/// How long an offered task may stay unaccepted before it is offered again.
+/// How long an offered task may remain unaccepted before it is offered again.
 pub const LEASE: Duration = Duration::from_secs(30);
 /// How long after signing a node may start a task.
 pub const START_WINDOW: Duration = Duration::from_secs(5 * 60);
-/// How long a task waits for its node unless the caller says otherwise.
+/// How long a task waits for its node unless the caller sets a time.
 pub const DEFAULT_QUEUE_TIME: Duration = Duration::from_secs(10 * 60);
-/// Longest wait a caller may ask for.
+/// Maximum waiting time a caller may ask for.
 pub const MAX_QUEUE_TIME: Duration = Duration::from_secs(24 * 3600);
-/// Longest run a caller may ask for.
+/// Maximum run time a caller may ask for.
 pub const MAX_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
-/// Most bytes of a task's parameters: with the rest of the envelope and its signature they must fit into one.
+/// Maximum size of a task's parameters: they must fit into an envelope with its other fields and its signature.
 pub const MAX_PARAMS: usize = envelope::MAX_BYTES / 4 * 3 - 2 * 1024;
-/// Most tasks that may be unfinished for one node.
+/// Maximum number of unfinished tasks per node.
 pub const MAX_UNFINISHED_PER_NODE: u64 = 10_000;
 
-/// A task as the control plane keeps it.
+/// A task as the control plane stores it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TaskRecord {
-    /// Its id.
+    /// Unique id of the task.
     pub id: TaskId,
     /// Row version.
     pub version: i64,
-    /// The node that shall run it.
+    /// The node that is to run it.
     pub node_id: NodeId,
-    /// The node's epoch when it was asked for; another epoch never runs it.
+    /// The node's epoch when the task was created; no other epoch ever runs it.
     pub node_epoch: u64,
-    /// Its kind.
+    /// The kind of task.
     pub task_type: TaskType,
-    /// The kind's parameters, JSON.
+    /// Parameters of that kind, as JSON.
     pub params: String,
-    /// Where it stands.
+    /// How far the task has come.
     pub state: TaskState,
-    /// Who asked for it.
+    /// The actor who requested it.
     pub requested_by: String,
-    /// Follows the request.
+    /// Ties the task to the request behind it.
     pub correlation_id: CorrelationId,
-    /// The caller's own key against asking twice.
+    /// The caller's idempotency key.
     pub idempotency_key: Option<String>,
-    /// Proof that the control plane itself made this row (see [`intent_text`]); checked before signing.
+    /// Proves that the control plane itself wrote this row (see [`intent_text`]); checked before signing.
     pub intent: String,
-    /// When it was asked for.
+    /// When it was created.
     pub created_at: Timestamp,
-    /// Not sent out after this.
+    /// Not sent after this time.
     pub queue_until: Timestamp,
     /// How long it may run.
     pub timeout: Duration,
-    /// How often it was sent out.
+    /// How often it was sent.
     pub dispatches: u32,
-    /// Until when the node may take its time to accept.
+    /// Until when the node may accept it before it is offered again.
     pub lease_until: Option<Timestamp>,
-    /// Latest start of the last envelope signed for it.
+    /// Latest start according to the last envelope that was signed for it; `None` if no envelope can be in circulation.
     pub envelope_start_by: Option<Timestamp>,
-    /// When its cancellation was asked for.
+    /// When its cancellation was requested.
     pub cancel_requested_at: Option<Timestamp>,
     /// When the node accepted it.
     pub accepted_at: Option<Timestamp>,
@@ -85,44 +85,44 @@ pub struct TaskRecord {
     pub ended_at: Option<Timestamp>,
     /// Stable code of how it ended.
     pub code: String,
-    /// The same in words.
+    /// How it ended, for people.
     pub message: String,
-    /// Digest of the receipt that ended it.
+    /// Digest of the receipt that ended it; `None` if none did.
     pub receipt_digest: Option<Digest>,
 }
 
 impl TaskRecord {
-    /// Which task it is, for events.
+    /// Identifies the task in events.
     pub(crate) fn event_ref(&self) -> TaskRef {
         TaskRef { task_id: self.id, node_id: self.node_id }
     }
 }
 
-/// The last receipt of a node's epoch that was believed.
+/// The last accepted receipt of a node's epoch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReceiptHead {
-    /// Its number; 0 before the first.
+    /// Its sequence number; 0 before the first receipt.
     pub sequence: u64,
-    /// Its digest.
+    /// Its digest; `None` before the first receipt.
     pub digest: Option<Digest>,
 }
 
-/// What a caller asks for.
+/// A task to create.
 #[derive(Clone, Debug)]
 pub struct NewTask {
-    /// Id to give it.
+    /// Id of the new task.
     pub id: TaskId,
-    /// What to do.
+    /// What to do, with parameters.
     pub task: Task,
     /// How long it may wait for its node.
     pub queue_time: Duration,
     /// How long it may run.
     pub timeout: Duration,
-    /// The caller's own key against asking twice.
+    /// The caller's idempotency key.
     pub idempotency_key: Option<String>,
 }
 
-/// Asks for a task on a node. `intent` is computed by the caller, who holds the key, with [`intent_text`].
+/// Creates a task for a node. The caller, who has the key, computes `intent` with [`intent_text`].
 pub fn create(
     node: &Node,
     new: NewTask,
@@ -135,8 +135,8 @@ pub fn create(
     Ok((task, decision))
 }
 
-/// Asks for a task on a node whose link is open and has room, and sends it out, all in one decision: the same rows, events and
-/// audit as [`create`] and [`dispatch`], in one commit instead of two. The envelope must be sent only after that commit.
+/// Creates a task for a node whose link is open and has capacity, and sends it, all in one decision: the same rows, events and audit
+/// entries as [`create`] and [`dispatch`], in one commit instead of two. The envelope must be sent only after that commit.
 pub fn create_sent(
     node: &Node,
     new: NewTask,
@@ -147,20 +147,20 @@ pub fn create_sent(
 ) -> Result<(TaskRecord, Outgoing, Decision), Refusal> {
     let task = wanted(node, new, unfinished, context, intent)?;
     let outgoing = sign(&task)?;
-    // Two steps are recorded, so the row has the version of two.
+    // Two steps are recorded, so the version counts both.
     let sent = TaskRecord { version: task.version + 1, ..dispatched(&task, node, &outgoing.payload, context)? };
     let decision = queued(&task, Change::TaskInsert(Box::new(sent.clone())), context).and(signed_out(&sent, &outgoing, context));
     Ok((sent, outgoing, decision))
 }
 
-/// An envelope that was signed and not sent yet.
+/// An envelope that is signed but not sent yet.
 #[derive(Clone, Debug)]
 pub struct Outgoing {
     /// What was signed.
     pub payload: envelope::Payload,
-    /// With its signature.
+    /// The signed envelope and its digest.
     pub signed: envelope::Signed,
-    /// By which key.
+    /// The key that signed it.
     pub key_id: gpuaas_contract::key::KeyId,
 }
 
@@ -235,8 +235,8 @@ fn queued(task: &TaskRecord, insert: Change, context: &Context) -> Decision {
     Decision::default().change(insert).record(context, task.id, event).wakeup(Wakeup::Task(task.id))
 }
 
-/// The text whose MAC is [`TaskRecord::intent`]: everything that decides what will run where, and for how long the
-/// request is good. A row that somebody wrote into the database, or changed there, does not match and is never signed.
+/// The text whose MAC is [`TaskRecord::intent`]: everything that determines what will run where, and how long the request is valid. A row
+/// that was inserted or changed directly in the database does not match and is never signed.
 pub fn intent_text(task: &TaskRecord) -> String {
     let TaskRecord { id, node_id, node_epoch, task_type, params, requested_by, created_at, queue_until, timeout, .. } = task;
     let micros = timeout.as_micros();
@@ -246,7 +246,7 @@ pub fn intent_text(task: &TaskRecord) -> String {
     )
 }
 
-/// The payload of the envelope to sign for a queued task now.
+/// The payload to sign now for a queued task.
 pub fn envelope_payload(
     task: &TaskRecord,
     node: &Node,
@@ -278,7 +278,7 @@ pub fn envelope_payload(
     })
 }
 
-/// A queued task goes out under a lease.
+/// Sends a queued task under a lease.
 pub fn dispatch(
     task: &TaskRecord,
     node: &Node,
@@ -291,7 +291,7 @@ pub fn dispatch(
     Ok((sent, decision))
 }
 
-/// The row of a queued task once it is sent.
+/// The row of a queued task after it is sent.
 fn dispatched(task: &TaskRecord, node: &Node, payload: &envelope::Payload, context: &Context) -> Result<TaskRecord, Refusal> {
     if task.state != TaskState::Queued || task.cancel_requested_at.is_some() {
         return Err(not_now(task));
@@ -327,10 +327,10 @@ fn signed_out(sent: &TaskRecord, outgoing: &Outgoing, context: &Context) -> Deci
         .wakeup(Wakeup::Task(sent.id))
 }
 
-/// The node says that it has the task in its journal, or that it runs. Late and repeated words change nothing.
+/// Records that the node has the task in its journal, or that it runs. Late and repeated messages change nothing.
 pub fn acknowledged(task: &TaskRecord, started: bool, context: &Context) -> Decision {
     let forward = match task.state {
-        // A node may accept what was requeued a moment before: it has the task, so it must not be sent again.
+        // A node may accept a task that was requeued a moment ago. It has the task, so it must not be sent again.
         TaskState::Queued => task.dispatches > 0,
         TaskState::Dispatched => true,
         TaskState::Accepted => started,
@@ -368,7 +368,7 @@ pub fn acknowledged(task: &TaskRecord, started: bool, context: &Context) -> Deci
     decision
 }
 
-/// Somebody wants the task stopped.
+/// Requests the cancellation of a task.
 pub fn cancel(task: &TaskRecord, reason: &str, context: &Context) -> Result<Decision, Refusal> {
     if reason.len() > crate::node::MAX_REASON {
         return Err(Refusal::invalid(
@@ -384,7 +384,7 @@ pub fn cancel(task: &TaskRecord, reason: &str, context: &Context) -> Result<Deci
         return Err(Refusal::conflict("task_ended", message));
     }
     if task.state == TaskState::Queued && task.envelope_start_by.is_none() {
-        // No envelope is out there: nothing can run.
+        // No envelope is in circulation, so nothing can run.
         return Ok(end(task, TaskState::Cancelled, "cancelled_before_dispatch", reason, context));
     }
     let next = TaskRecord { cancel_requested_at: Some(context.now), message: reason.to_owned(), ..task.clone() };
@@ -396,11 +396,11 @@ pub fn cancel(task: &TaskRecord, reason: &str, context: &Context) -> Result<Deci
         .wakeup(Wakeup::Task(task.id)))
 }
 
-/// The node, on (re)connecting, does not know a task it was sent: it goes back to the queue, or is lost if the node had
-/// said before that it had it.
+/// The node, on (re)connecting, does not know a task it was sent: the task goes back to the queue, or is lost if the node had confirmed it
+/// before.
 ///
-/// A node takes nothing of an older link once it has said hello, so from here on no envelope is out there. That does not hold for
-/// tasks made before `fence`: the node's journal was damaged, and may have forgotten them.
+/// After its hello, a node accepts nothing from an older link, so no envelope is in circulation any more. That does not hold for tasks
+/// created before `fence`: the node's journal was damaged and may have forgotten them.
 pub fn unknown_to_node(task: &TaskRecord, fence: Timestamp, context: &Context) -> Decision {
     let surely_not = task.created_at > fence.plus(CLOCK_SKEW) || fence <= Timestamp(0);
     match task.state {
@@ -427,11 +427,11 @@ pub fn unknown_to_node(task: &TaskRecord, fence: Timestamp, context: &Context) -
     }
 }
 
-/// What time alone changes: leases lapse, waiting ends.
+/// Applies what time alone changes: leases expire, and waiting ends.
 pub fn tick(task: &TaskRecord, context: &Context) -> Decision {
     let now = context.now;
     let envelope_dead = task.envelope_start_by.is_none_or(|start_by| now > start_by.plus(CLOCK_SKEW + CLOCK_SKEW));
-    // An envelope that is still out there: the node may have taken it, and its word may have been lost.
+    // An envelope was in circulation: the node may have accepted it, and its message may have been lost.
     let no_word = || {
         let message = "the task was sent to its node, which has not been heard of since: it may have run; look at the node before \
                        you run it again";
@@ -467,8 +467,8 @@ pub fn tick(task: &TaskRecord, context: &Context) -> Decision {
     }
 }
 
-/// The moment after which [`tick`] has something to do for this task; `None` if time alone changes nothing. The store
-/// keeps it in an index, so that finding what is due does not read what is not.
+/// When [`tick`] next has something to do for this task; `None` if time alone changes nothing. The store keeps it in an index, so that
+/// finding due tasks does not read all others.
 pub fn due_at(task: &TaskRecord) -> Option<Timestamp> {
     let waits = matches!(task.state, TaskState::Queued | TaskState::Dispatched);
     let envelope_dead_at = task.envelope_start_by.map_or(Timestamp(i64::MIN), |start_by| start_by.plus(CLOCK_SKEW + CLOCK_SKEW));
@@ -477,7 +477,7 @@ pub fn due_at(task: &TaskRecord) -> Option<Timestamp> {
     waits.then(|| lease.map_or(over_at, |lease| lease.min(over_at)))
 }
 
-/// The node was retired, locked or enrolled again: it will never answer for this task.
+/// The node was retired, locked or enrolled again: it will never report on this task.
 pub fn node_gone(task: &TaskRecord, why: &str, context: &Context) -> Decision {
     if task.state.ended() {
         return Decision::default();
@@ -488,20 +488,20 @@ pub fn node_gone(task: &TaskRecord, why: &str, context: &Context) -> Decision {
     end(task, TaskState::Lost, "node_gone", why, context)
 }
 
-/// A row that the control plane did not write itself is never signed.
+/// Ends a task whose row was not written by the control plane itself: such a row is never signed.
 pub fn intent_forged(task: &TaskRecord, context: &Context) -> Decision {
     let message = "this row was not written by the control plane; nothing was signed";
     let mut decision = end(task, TaskState::Cancelled, "intent_forged", message, context);
-    // Nor is it believed what it says of having been sent before.
+    // Its state cannot be trusted either, so the task may have been sent before.
     for ending in &mut decision.endings {
         ending.end = TaskEnd::MayHaveRun;
     }
     decision
 }
 
-/// The node's verified word. Ends the task, also one that was given up as expired or lost.
+/// Records a verified receipt. Ends the task, even one that was given up as expired or lost.
 ///
-/// `Ok(None)` means that the same receipt was believed before.
+/// `Ok(None)` means that the same receipt was already accepted.
 pub fn receipt(
     task: &TaskRecord,
     head: &ReceiptHead,
@@ -529,7 +529,7 @@ pub fn receipt(
         receipt_digest: Some(verified.digest().clone()),
         ..task.clone()
     };
-    // The chain tells whether the node forgot or hides something; it never stops a receipt from counting.
+    // The chain reveals whether the node forgot or hides something; it never keeps a receipt from counting.
     let follows = head.sequence.checked_add(1) == Some(reported.sequence) && reported.previous_receipt == head.digest;
     let data = TaskReported {
         task: TaskRef { task_id: task.id, node_id: reported.node_id },
@@ -594,7 +594,7 @@ fn end(task: &TaskRecord, state: TaskState, code: &str, message: &str, context: 
         message: message.to_owned(),
         ..task.clone()
     };
-    // Only what surely never runs ends without a receipt as cancelled or expired.
+    // Without a receipt, a task ends as canceled or expired only if it is certain that it never runs.
     let data = TaskEnded { task: task.event_ref(), code: code.to_owned() };
     let (event, how) = match state {
         TaskState::Cancelled => {
@@ -619,7 +619,8 @@ fn end(task: &TaskRecord, state: TaskState, code: &str, message: &str, context: 
     with_ending(decision, next, how)
 }
 
-/// Every end of a task passes here: if it decides about slots or a machine, so does the decision, and the run that waits for it is woken.
+/// Every end of a task goes through here: if the task decides about slots or a machine, its end is added to the decision, and the run that
+/// waits for it is woken.
 fn with_ending(decision: Decision, task: TaskRecord, end: TaskEnd) -> Decision {
     if !task.task_type.needs_lease() {
         return decision;

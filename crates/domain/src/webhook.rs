@@ -1,4 +1,4 @@
-//! Webhooks: addresses that are told what happens in a project, and the events on their way to them.
+//! Webhooks: URLs that receive the events of a project, and the deliveries to them.
 
 use std::time::Duration;
 
@@ -16,49 +16,49 @@ use crate::refusal::Refusal;
 use crate::resource::{Keys, resource};
 use crate::tenancy::Project;
 
-/// Most webhooks of one project.
+/// Maximum number of webhooks per project.
 pub const MAX_WEBHOOKS: u64 = 20;
-/// How long a delivery can be looked at and replayed.
+/// How long a delivery can be inspected and replayed.
 pub const KEPT: Duration = Duration::from_secs(7 * 24 * 3600);
-/// How long deliveries are signed with the secret before the last one, too.
+/// How long after a rotation deliveries are also signed with the previous secret.
 pub const ROTATION: Duration = Duration::from_secs(24 * 3600);
-/// Most kinds that somebody can choose.
+/// Maximum number of event kinds a webhook can select.
 pub const MAX_KINDS: usize = 50;
-/// Least time between two tests of one webhook.
+/// Minimum time between two tests of a webhook.
 pub const TEST_PAUSE: Duration = Duration::from_secs(10);
-/// Failed deliveries in a row after which a webhook is turned off.
+/// Number of consecutive failed deliveries after which a webhook is disabled.
 pub const MAX_FAILED: u32 = 50;
 
-/// An address that is told.
+/// A URL that receives events.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Webhook {
-    /// Its id.
+    /// Unique id of the webhook.
     pub id: WebhookId,
     /// Row version.
     #[serde(skip)]
     pub version: i64,
-    /// Whose events it is told.
+    /// The project whose events it receives.
     pub project_id: ProjectId,
-    /// Where it is.
+    /// Where deliveries are sent.
     pub url: String,
-    /// In words.
+    /// Free text for people.
     pub description: String,
-    /// Kinds of events it is told, such as `allocation.active`; empty for all.
+    /// Kinds of events it receives, such as `allocation.active`; empty for all.
     pub kinds: Vec<String>,
-    /// Which of its secrets signs its deliveries. They are derived from a key of the control plane; none is ever stored.
+    /// Selects the secret that signs deliveries. Secrets are derived from a key of the control plane and never stored.
     pub generation: u32,
-    /// When the last secret took the place of the one before.
+    /// When the current secret replaced the previous one.
     pub rotated_at: Option<Timestamp>,
-    /// Deliveries that failed in a row.
+    /// Number of consecutive failed deliveries.
     pub failed: u32,
-    /// Why it is off; none while it is on.
+    /// Why it is disabled; `None` while it is enabled.
     pub disabled: Option<String>,
-    /// When it was tested last.
+    /// When it was last tested.
     #[serde(default)]
     pub tested_at: Option<Timestamp>,
-    /// When it was made.
+    /// When it was created.
     pub created_at: Timestamp,
-    /// Set when it is over.
+    /// When it was deleted; `None` while it exists.
     pub deleted_at: Option<Timestamp>,
 }
 
@@ -74,15 +74,15 @@ impl Webhook {
         Keys { parent: self.project_id.to_string(), state, ..Keys::default() }
     }
 
-    /// The generations of the secrets that sign now, the newest first.
+    /// The generations of the secrets that sign deliveries now, newest first.
     pub fn signing(&self, now: Timestamp) -> Vec<u32> {
         let overlaps = self.rotated_at.is_some_and(|at| now.since(at) < ROTATION);
         let before = self.generation.checked_sub(1).filter(|before| overlaps && *before > 0);
         [Some(self.generation), before].into_iter().flatten().collect()
     }
 
-    /// Whether it is sent an event of this kind, given by its CloudEvents type, about this subject. A test goes to the webhook that it
-    /// is about, whichever kinds that webhook takes, and to no other.
+    /// Whether it receives an event of this kind, given as a CloudEvents type, about this subject. A test event goes only to the webhook
+    /// under test, whatever kinds it selects.
     pub fn wants(&self, kind: &str, subject: &str) -> bool {
         let is_test = kind == EventKind::WebhookTest.as_str();
         let is_wanted = if is_test { subject == self.id.to_string() } else { wants(&self.kinds, kind) };
@@ -90,7 +90,8 @@ impl Webhook {
     }
 }
 
-/// Whether these kinds include the one with this CloudEvents type. None stands for all; `allocation` for all that start with it.
+/// Whether `kinds` include the one with this CloudEvents type. An empty list includes all kinds; `allocation` includes all kinds that start
+/// with it.
 pub fn wants(kinds: &[String], kind: &str) -> bool {
     let short = short_kind(kind);
     let includes =
@@ -98,35 +99,35 @@ pub fn wants(kinds: &[String], kind: &str) -> bool {
     kinds.is_empty() || kinds.iter().any(includes)
 }
 
-/// One event on its way to one webhook.
+/// The delivery of one event to one webhook.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Delivery {
-    /// Its id.
+    /// Unique id of the delivery.
     pub id: DeliveryId,
     /// Row version.
     #[serde(skip)]
     pub version: i64,
-    /// Where it goes.
+    /// The webhook that receives it.
     pub webhook_id: WebhookId,
-    /// The event.
+    /// The event that is delivered.
     pub event_id: EventId,
-    /// Its CloudEvents type.
+    /// CloudEvents type of the event.
     pub kind: String,
-    /// The whole event, JSON.
+    /// The whole event as JSON.
     pub body: String,
-    /// Where it stands.
+    /// Whether it is pending, delivered or failed.
     pub state: DeliveryState,
-    /// How often it was tried.
+    /// Number of attempts.
     pub attempts: u32,
-    /// What came of the last try.
+    /// Result of the last attempt.
     pub last: String,
-    /// When it is tried next.
+    /// When the next attempt is due; `None` if there is none.
     pub due_at: Option<Timestamp>,
-    /// When it was made.
+    /// When it was created.
     pub created_at: Timestamp,
-    /// When the address took it.
+    /// When the webhook accepted it; `None` until then.
     pub delivered_at: Option<Timestamp>,
-    /// From when on it may be forgotten.
+    /// When it may be deleted.
     pub expires_at: Timestamp,
 }
 
@@ -136,7 +137,7 @@ impl Delivery {
     fn found_by(&self) -> Keys {
         Keys {
             parent: self.webhook_id.to_string(),
-            // An event that arrives twice is one delivery.
+            // An event that arrives twice is delivered once.
             lookup: Some(format!("{}\n{}", self.webhook_id, self.event_id)),
             state: self.state.as_str(),
             due_at: self.due_at,
@@ -146,8 +147,8 @@ impl Delivery {
     }
 }
 
-/// How far a reader of the outbox has come. It is written in the commit of what the reader made of the events, so that nothing is made
-/// twice and nothing is missed, whoever else reads.
+/// How far a reader has processed the outbox. Written in the commit of what the reader produced from the events, so that nothing is
+/// produced twice or missed, even with several readers.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Cursor {
     /// `cursor:` and the reader's name.
@@ -155,7 +156,7 @@ pub struct Cursor {
     /// Row version.
     #[serde(skip)]
     pub version: i64,
-    /// The last position it has seen.
+    /// Position of the last event that was processed.
     pub position: i64,
 }
 
@@ -167,7 +168,7 @@ impl Cursor {
     }
 }
 
-/// A new webhook. `present` is how many the project has.
+/// Creates a webhook. `present` is how many the project has.
 pub fn create(webhook: Webhook, project: &Project, present: u64, context: &Context) -> Result<(Webhook, Decision), Refusal> {
     project.check_live()?;
     if present >= MAX_WEBHOOKS {
@@ -187,7 +188,7 @@ pub fn create(webhook: Webhook, project: &Project, present: u64, context: &Conte
     Ok((webhook, decision))
 }
 
-/// A webhook as its owner wants it now. Saying the same again changes nothing.
+/// Changes a webhook as its owner wants. Idempotent.
 pub fn change(before: &Webhook, after: Webhook, context: &Context) -> Result<(Webhook, Decision), Refusal> {
     check(&after)?;
     if after == *before {
@@ -223,7 +224,7 @@ fn check(webhook: &Webhook) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// A webhook that we turn off ourselves, because nobody takes what it is told.
+/// Disables a webhook because its deliveries keep failing.
 pub fn turn_off(webhook: &Webhook, failed: u32, reason: String, context: &Context) -> Decision {
     let event = Event::WebhookDisabled(WebhookDisabled {
         webhook_id: webhook.id,
@@ -236,7 +237,7 @@ pub fn turn_off(webhook: &Webhook, failed: u32, reason: String, context: &Contex
     Decision::default().update(&off).record(context, webhook.id, event)
 }
 
-/// Sends a webhook an event that says nothing but that it works. Returns the id of the event.
+/// Sends a test event to a webhook. Returns the id of the event.
 pub fn test(webhook: &Webhook, context: &Context) -> Result<(EventId, Decision), Refusal> {
     if webhook.disabled.is_some() {
         return Err(Refusal::conflict("webhook_off", "the webhook is off, so nothing is sent to it; turn it on first"));
@@ -254,7 +255,7 @@ pub fn test(webhook: &Webhook, context: &Context) -> Result<(EventId, Decision),
     Ok((event, decision))
 }
 
-/// Another try of a delivery, whatever came of it before.
+/// Schedules another attempt, whatever the state of the delivery.
 pub fn replay(delivery: &Delivery, of: ProjectId, context: &Context) -> (Delivery, Decision) {
     let next = Delivery {
         state: DeliveryState::Pending,

@@ -1,16 +1,15 @@
-//! What an API key is limited to.
+//! Scopes that limit an API key.
 
 use super::Action;
 use crate::refusal::Refusal;
 
-/// Most patterns of one key.
+/// Maximum number of patterns per key.
 pub const MAX_PATTERNS: usize = 32;
 
-/// Longest pattern looked at: longer than every action.
+/// Longest pattern that is parsed; longer than the name of any action.
 const MAX_PATTERN_BYTES: usize = 64;
 
-/// The actions a key is limited to, as the patterns that name them. A key may what its holder may and its scopes name: they never give
-/// anything.
+/// The actions that a key is limited to, as patterns. A key may do what both its holder's roles and its scopes allow; scopes only restrict.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(try_from = "Vec<String>", into = "Vec<String>")]
 pub struct KeyScopes(Vec<Pattern>);
@@ -19,7 +18,7 @@ pub struct KeyScopes(Vec<Pattern>);
 enum Pattern {
     /// `*`
     Everything,
-    /// `*.read`: everything that only reads, lists too.
+    /// `*.read`: all actions that only read, including lists.
     Reads,
     /// `allocation.*`
     Group(&'static str),
@@ -27,24 +26,24 @@ enum Pattern {
     One(Action),
 }
 
-/// Patterns that are none.
+/// Why patterns were rejected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadKeyScopes {
-    /// A key without any permission is a mistake.
+    /// No pattern at all: a key without any permission is a mistake.
     #[error("name at least one scope, or leave the scopes out for a key without such a limit")]
     None,
-    /// Too many.
+    /// More than [`MAX_PATTERNS`].
     #[error(
         "a key has at most {MAX_PATTERNS} scopes; `group.*` stands for all actions of a group, `*.read` for everything that only reads"
     )]
     TooMany,
-    /// It matches nothing, so it was meant to match something else.
+    /// The pattern matches no action, so it cannot mean what its author intended.
     #[error("the scope `{}` matches no action; use `*`, `*.read`, a group such as `allocation.*`, or an action such as `allocation.create`", .0.escape_default())]
     Unknown(String),
 }
 
 impl BadKeyScopes {
-    /// Stable code.
+    /// Stable code for programs.
     pub const fn code(&self) -> &'static str {
         match self {
             Self::None => "key_scopes_missing",
@@ -108,7 +107,7 @@ impl std::fmt::Display for Pattern {
 }
 
 impl KeyScopes {
-    /// Reads patterns: `*`, `*.read`, `group.*` and names of actions. One that is said twice counts once.
+    /// Parses patterns: `*`, `*.read`, `group.*` and names of actions. Duplicates count once.
     pub fn parse(patterns: impl IntoIterator<Item = impl AsRef<str>>) -> Result<Self, BadKeyScopes> {
         let mut known = Vec::new();
         for (index, text) in patterns.into_iter().enumerate() {
@@ -123,24 +122,24 @@ impl KeyScopes {
         if known.is_empty() { Err(BadKeyScopes::None) } else { Ok(Self(known)) }
     }
 
-    /// Whether the key may be used for this, if its holder may.
+    /// Whether the scopes include `action`. The holder's roles must allow it as well.
     pub fn allow(&self, action: Action) -> bool {
         self.0.iter().any(|pattern| pattern.matches(action))
     }
 
-    /// Whether everything these name is named by `other` as well. By the patterns and not by the actions of today: an action that a
-    /// later version adds must not make the difference.
+    /// Whether `other` includes everything that these scopes include. Compares patterns instead of today's actions, so that an action added
+    /// by a later version cannot change the result.
     pub fn within(&self, other: &Self) -> bool {
         self.0.iter().all(|pattern| other.0.iter().any(|wider| pattern.within(*wider)))
     }
 
-    /// The patterns, as they were given.
+    /// The patterns as text.
     pub fn patterns(&self) -> Vec<String> {
         self.0.iter().map(Pattern::to_string).collect()
     }
 }
 
-/// The patterns with a space between them; reads back with [`std::str::FromStr`].
+/// The patterns separated by spaces; parse it back with [`std::str::FromStr`].
 impl std::fmt::Display for KeyScopes {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&self.patterns().join(" "))

@@ -1,4 +1,4 @@
-//! Who holds which role where, as stored.
+//! Memberships: who holds which role, and where.
 
 use gpuaas_contract::id::{MembershipId, OrgId, ProjectId, ServiceAccountId, UserId};
 use gpuaas_contract::time::Timestamp;
@@ -7,20 +7,20 @@ use super::{MemberRole, PlatformRole, ProjectRole};
 use crate::names::checked_email;
 use crate::refusal::Refusal;
 
-/// A stored text that is not one of the names of its kind.
+/// A stored text is not a valid name of its kind.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not the name of {0}")]
 pub struct BadName(pub &'static str);
 
-/// Who holds a role. In text `user:user_…`, `sa:sa_…` or `invited:ann@example.com`.
+/// The holder of a role. As text: `user:user_…`, `sa:sa_…` or `invited:ann@example.com`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Who {
-    /// A person who signed in at least once.
+    /// A person who has signed in at least once.
     User(UserId),
-    /// A program.
+    /// A service account.
     ServiceAccount(ServiceAccountId),
-    /// Whoever signs in with this address, in lower case.
+    /// Any person who signs in with this email address, in lower case.
     Invited(String),
 }
 
@@ -54,13 +54,13 @@ impl From<Who> for String {
     }
 }
 
-/// Where a role is held. In text `platform`, or the id of the organization or project.
+/// Where a role is held. As text: `platform`, or the id of the organization or project.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Place {
-    /// On the platform, and so everywhere.
+    /// On the platform, and therefore everywhere.
     Platform,
-    /// In an organization, and so in all its projects.
+    /// In an organization, and therefore in all its projects.
     Organization(OrgId),
     /// In one project.
     Project(ProjectId),
@@ -89,7 +89,7 @@ impl TryFrom<String> for Place {
 }
 
 impl Place {
-    /// Whether this role can be held here.
+    /// Whether a role of this kind can be held here.
     pub const fn fits(self, role: MemberRole) -> bool {
         match (role, self) {
             (MemberRole::Platform(_), Self::Platform) => true,
@@ -110,27 +110,27 @@ impl From<Place> for String {
 /// One role of one holder in one place.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Membership {
-    /// Its id.
+    /// Unique id of the membership.
     pub id: MembershipId,
     /// Row version.
     #[serde(skip)]
     pub version: i64,
-    /// Who holds it.
+    /// The holder of the role.
     pub who: Who,
-    /// Where.
+    /// Where the role is held.
     pub at: Place,
-    /// Which role.
+    /// The role that is held.
     pub role: MemberRole,
-    /// Who gave it, as the audit log names them.
+    /// The actor who granted the role, as in the audit log.
     pub invited_by: String,
-    /// Since when.
+    /// When the role was granted.
     pub created_at: Timestamp,
-    /// When it was taken away.
+    /// When the role was removed; `None` while it counts.
     pub removed_at: Option<Timestamp>,
 }
 
 impl Membership {
-    /// A new one. Roles of the platform are held on the platform, those of projects in organizations and projects.
+    /// A new membership. Platform roles are held on the platform, project roles in organizations and projects.
     pub fn new(
         id: MembershipId,
         who: Who,

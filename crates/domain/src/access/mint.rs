@@ -1,7 +1,7 @@
-//! What a caller may hand on: never more than they have themselves.
+//! Delegation: a caller never hands on more than the caller has.
 //!
-//! Whoever gives a role or makes a key needs every permission that it conveys, person or program. What is made with an API key may not last
-//! longer than the key either; a person's sign-in has no such limit.
+//! Whoever grants a role or creates a key, person or program, needs every permission that it conveys. What is created with an API key must
+//! not outlive that key either; a person's sign-in has no such limit.
 
 use gpuaas_contract::id::{OrgId, ProjectId, ServiceAccountId};
 use gpuaas_contract::time::Timestamp;
@@ -14,20 +14,20 @@ use super::principal::{Principal, PrincipalId};
 use super::{Action, Scope};
 use crate::refusal::Refusal;
 
-/// Longest chain of keys of which each was made with the one before. Every request with the last one asks whether all of them count.
+/// Maximum length of a chain of keys in which each was created with the previous one. Every request checks all keys of the chain.
 pub const MAX_KEY_CHAIN: usize = 4;
 
-/// What bounds an API key, beside the roles of its holder.
+/// What limits an API key, besides the roles of its holder.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KeyLimits {
-    /// The actions it is good for; `None` for no such limit.
+    /// The actions it may be used for; `None` if it is not limited.
     pub scopes: Option<KeyScopes>,
-    /// When it ends; `None` for never.
+    /// When it expires; `None` for never.
     pub expires_at: Option<Timestamp>,
 }
 
 impl KeyLimits {
-    /// The limits of what the caller uses. A person's sign-in has none: the person signs in again.
+    /// The limits of the credential that the caller uses. A person's sign-in has none, because the person can sign in again.
     pub fn of(caller: &Principal) -> Self {
         match caller.who {
             PrincipalId::ServiceAccount(_) | PrincipalId::Token(_) => {
@@ -37,7 +37,7 @@ impl KeyLimits {
         }
     }
 
-    /// Whether a key with the limits `other` can do no more and lasts no longer.
+    /// Whether a key with the limits `other` can do no more than this one and lasts no longer.
     pub fn contain(&self, other: &Self) -> bool {
         self.contain_scopes(other) && self.contain_life(other)
     }
@@ -58,7 +58,7 @@ impl KeyLimits {
         }
     }
 
-    /// The limits of a key that is made with this one. What is left out is inherited; what would be wider is refused.
+    /// The limits of a key that is created with this one. Limits that are left out are inherited; wider ones are refused.
     pub fn child(&self, wanted: Self) -> Result<Self, Refusal> {
         let child =
             Self { scopes: wanted.scopes.or_else(|| self.scopes.clone()), expires_at: wanted.expires_at.or(self.expires_at) };
@@ -76,8 +76,8 @@ impl KeyLimits {
     }
 }
 
-/// Refuses to give a role to a caller who may not do everything that it permits, in the place where it is given.
-/// `organization` is that of the project, if it is given in one.
+/// Refuses to grant a role unless the caller may do everything that the role permits, in the place where it is granted. `organization` is
+/// the organization of the project, if `at` is a project.
 pub fn check_role(
     policies: &Policies,
     caller: &Principal,
@@ -116,8 +116,8 @@ pub fn check_role(
     }
 }
 
-/// Refuses to make a key that may do what its maker may not: `holder` is the service account with its roles, limited as the key will be.
-/// `scope` is the project of the account.
+/// Refuses to create a key that may do more than its creator. `holder` is the service account with its roles, limited as the key will be;
+/// `scope` is the account's project.
 pub fn check_key(policies: &Policies, caller: &Principal, holder: &Principal, scope: Scope) -> Result<(), Refusal> {
     match beyond(policies, caller, holder, &[scope]) {
         None => Ok(()),
@@ -128,7 +128,7 @@ pub fn check_key(policies: &Policies, caller: &Principal, holder: &Principal, sc
     }
 }
 
-/// The first action that `given` is allowed somewhere in `scopes` and the caller is not.
+/// The first action that `given` may do somewhere in `scopes` and the caller may not.
 fn beyond(policies: &Policies, caller: &Principal, given: &Principal, scopes: &[Scope]) -> Option<Action> {
     for scope in scopes {
         let applicable = Action::ALL.iter().copied().filter(|action| action.applies_to(scope.kind()));
@@ -148,7 +148,7 @@ fn may_not(caller: &Principal) -> &'static str {
     }
 }
 
-/// Refuses to give a role to somebody who can use it without a key of the caller's making, if the key in use has an end: a role has none.
+/// Refuses to grant a role with a key that expires: the holder could use the role without that key, and roles do not expire.
 pub fn check_role_life(caller: &Principal) -> Result<(), Refusal> {
     match KeyLimits::of(caller).expires_at {
         None => Ok(()),
@@ -159,7 +159,7 @@ pub fn check_role_life(caller: &Principal) -> Result<(), Refusal> {
     }
 }
 
-/// Refuses to set a person's password with a key that has an end: the password has none.
+/// Refuses to set a person's password with a key that expires: passwords do not.
 pub fn check_password_life(caller: &Principal) -> Result<(), Refusal> {
     match KeyLimits::of(caller).expires_at {
         None => Ok(()),
@@ -207,7 +207,7 @@ mod tests {
         limits.scopes.as_ref().is_none_or(|scopes| scopes.allow(action))
     }
 
-    /// Read once: that takes longer than all questions of a case.
+    /// Loaded once, because loading takes longer than all checks of a case.
     static POLICIES: LazyLock<Policies> = LazyLock::new(|| Policies::embedded().expect("our own rules"));
 
     proptest! {
@@ -277,11 +277,11 @@ mod tests {
         for role in ProjectRole::ALL {
             assert_eq!(give(ProjectRole::Owner, role), Ok(()), "{role}");
         }
-        // Neither role is a part of the other.
+        // Neither role covers the other.
         assert_eq!(code(give(ProjectRole::Viewer, ProjectRole::TenantAuditor)), "role_exceeds_own");
         assert_eq!(code(give(ProjectRole::TenantAuditor, ProjectRole::Viewer)), "role_exceeds_own");
         assert_eq!(code(give(ProjectRole::Viewer, ProjectRole::Owner)), "role_exceeds_own");
-        // A role in a project gives nothing in its organization.
+        // A role in a project permits nothing in its organization.
         let owner = with(ProjectRole::Owner);
         let viewer = MemberRole::Project(ProjectRole::Viewer);
         assert_eq!(code(check_role(policies, &owner, Place::Organization(organization), None, viewer)), "role_exceeds_own");

@@ -1,8 +1,8 @@
-//! Who asks, and what they may do.
+//! Authorization: who asks, and what they may do.
 //!
-//! A [`Principal`] is who asks, with the roles they hold; an [`Action`] is what they want to do; a [`Scope`] is what it is about.
-//! [`Policies::may`] answers. The rules themselves are not code: they are the Cedar files in `policies/`, and operators may add rules that
-//! forbid more, never rules that allow more.
+//! A [`Principal`] is the caller with the roles they hold, an [`Action`] is what they want to do, and a [`Scope`] is what the action
+//! applies to. [`Policies::may`] decides. The rules are not code but the Cedar files in `policies/`; operators may add rules that forbid
+//! more, never rules that allow more.
 
 mod key_scopes;
 mod membership;
@@ -25,37 +25,37 @@ pub use principal::{Principal, PrincipalId};
 pub use rules::{BadPolicies, MAX_FILE_BYTES, MAX_FILES, MAX_RULES};
 pub use scope::Scope;
 
-/// Who is responsible for a change.
+/// Who is responsible for a change, as the audit log names them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Actor {
-    /// A person who signed in.
+    /// A person who is signed in.
     User(UserId),
     /// A program that acts for a project.
     ServiceAccount {
-        /// Which one.
+        /// The id of the service account.
         id: ServiceAccountId,
         /// The API key it used.
         key: ApiTokenId,
     },
-    /// The bearer of an API token with a role of its own.
+    /// The bearer of a platform token, which has a role of its own.
     Token {
-        /// Which token.
+        /// The id of the token.
         id: ApiTokenId,
-        /// Its role.
+        /// The token's role on the platform.
         role: PlatformRole,
     },
-    /// Whoever sits at the server itself.
+    /// A caller on the server's local socket.
     LocalAdmin,
-    /// A node, as its certificate names it.
+    /// A node, identified by its certificate.
     Node(NodeId),
-    /// A host that is not a node yet.
+    /// A host that is not enrolled yet.
     Applicant(String),
     /// The control plane itself: leases, expiry, recovery.
     System,
 }
 
 impl Actor {
-    /// The API key or token they use.
+    /// The API key or token in use, if any.
     pub const fn key(&self) -> Option<ApiTokenId> {
         match self {
             Self::ServiceAccount { key, .. } => Some(*key),
@@ -79,39 +79,40 @@ impl std::fmt::Display for Actor {
     }
 }
 
-/// A token for the API, as stored: only the hash of its secret.
+/// An API key or platform token as it is stored, with only a hash of its secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApiToken {
-    /// Its id.
+    /// Unique id of the token.
     pub id: ApiTokenId,
     /// Row version.
     pub version: i64,
-    /// What people call it.
+    /// Name for people.
     pub name: String,
-    /// Its own role on the platform; a key of a service account has none and may what the account may.
+    /// Role on the platform. `None` for a key of a service account, which has the account's roles.
     pub role: Option<PlatformRole>,
-    /// The service account whose key it is.
+    /// The service account that the key belongs to; `None` for a platform token.
     pub service_account: Option<ServiceAccountId>,
-    /// The project of that service account.
+    /// The project of that service account; `None` for a platform token.
     pub project: Option<ProjectId>,
-    /// The key it was made with; it counts only as long as that one does. `None` if a person made it.
+    /// The key that this one was created with; it counts only while that one does. `None` if a person created it.
     pub parent: Option<ApiTokenId>,
-    /// Who made it. It counts only as long as that person is there; `None` for the first one, and for those of before this was written down.
+    /// Who created it; it counts only while that person exists. `None` for the first token, and for tokens from before the creator was
+    /// recorded.
     pub created_by: Option<PrincipalId>,
-    /// What it is limited to, of all that its role allows; `None` for no such limit.
+    /// Actions it is limited to, among those that its role allows; `None` if it is not limited.
     pub scopes: Option<KeyScopes>,
     /// SHA-256 of the secret.
     pub secret_digest: Digest,
-    /// When it was made.
+    /// When it was created.
     pub created_at: Timestamp,
-    /// The moment from which on it no longer counts.
+    /// When it expires; `None` for never.
     pub expires_at: Option<Timestamp>,
-    /// When it was taken back.
+    /// When it was revoked; `None` if it was not.
     pub revoked_at: Option<Timestamp>,
 }
 
 impl ApiToken {
-    /// Whether it lets anybody in: neither taken back nor expired.
+    /// Whether it authenticates anyone: neither revoked nor expired.
     pub fn counts(&self, now: Timestamp) -> bool {
         self.revoked_at.is_none() && self.expires_at.is_none_or(|end| now < end)
     }

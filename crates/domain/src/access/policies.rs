@@ -1,4 +1,4 @@
-//! The door: may this caller do that, there?
+//! Policy evaluation: may this caller do that, there?
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -14,21 +14,21 @@ use super::principal::{Principal, PrincipalId};
 use super::rules::{BadPolicies, Rules};
 use super::{Action, MemberRole, Scope, ScopeKind};
 
-/// The answer to a question.
+/// The result of an authorization check.
 #[must_use]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// They may.
+    /// The caller may do it.
     Allowed,
-    /// They may not.
+    /// The caller may not do it.
     Denied {
-        /// What is missing or which rule forbids it, and what to do next.
+        /// Which permission is missing or which rule forbids it, and what to do next.
         why: String,
     },
 }
 
 impl Verdict {
-    /// Whether they may.
+    /// Whether the caller may do it.
     pub const fn is_allowed(&self) -> bool {
         match self {
             Self::Allowed => true,
@@ -37,28 +37,28 @@ impl Verdict {
     }
 }
 
-/// What somebody may do: which actions, about which kinds of things.
+/// Permitted actions, each with the kind of scope it applies to.
 type Permissions = HashSet<(Action, ScopeKind)>;
 
-/// A role, as the rules of the program declare it.
+/// A role as the embedded rules define it.
 struct Role {
-    /// Everything it permits where it counts.
+    /// Everything the role permits where it is held.
     permissions: Permissions,
-    /// Every role that permits nothing beyond that, itself included.
+    /// All roles that permit nothing beyond that, including the role itself.
     covers: Vec<MemberRole>,
 }
 
-/// All rules, read and checked. Made once; asking takes microseconds and changes nothing.
+/// All rules, loaded and validated. Built once; a check takes microseconds and changes nothing.
 pub struct Policies {
     schema: Schema,
     rules: PolicySet,
-    /// Those that are part of the program.
+    /// Only the rules that are compiled into the program.
     embedded: PolicySet,
     authorizer: Authorizer,
     words: Words,
-    /// What each role is. Asked of the rules, so that it is true whatever they say.
+    /// What each role permits. Derived by evaluating the rules, so it cannot disagree with them.
     roles: HashMap<MemberRole, Role>,
-    /// What a role anywhere permits.
+    /// What any role, held anywhere, permits.
     known: Permissions,
 }
 
@@ -69,12 +69,12 @@ impl fmt::Debug for Policies {
 }
 
 impl Policies {
-    /// The rules that are part of the program.
+    /// Loads only the rules that are compiled into the program.
     pub fn embedded() -> Result<Self, BadPolicies> {
         Self::with_extra::<&str, &str>(&[])
     }
 
-    /// The rules that are part of the program, and those of an operator: files by name and text. They may only forbid.
+    /// Loads the embedded rules and an operator's rules, given as file names and texts. The operator's rules may only forbid.
     pub fn with_extra<N: AsRef<str>, T: AsRef<str>>(extra: &[(N, T)]) -> Result<Self, BadPolicies> {
         let Rules { schema, embedded, all } = Rules::load(extra)?;
         let words = Words::new(&schema)?;
@@ -85,7 +85,7 @@ impl Policies {
         Ok(policies)
     }
 
-    /// Whether `principal` may do `action` where `scope` says. Whatever cannot be decided is denied.
+    /// Whether `principal` may do `action` in `scope`. Denied if the rules cannot be evaluated.
     pub fn may(&self, principal: &Principal, action: Action, scope: &Scope) -> Verdict {
         let denied = |why: String| Verdict::Denied { why };
         if !action.applies_to(scope.kind()) {
@@ -101,7 +101,7 @@ impl Policies {
             Err(error) => return broken(&error),
         };
         let diagnostics = response.diagnostics();
-        // Cedar leaves out a rule that fails. One that forbids must not be left out.
+        // Cedar skips a rule that fails to evaluate. A skipped rule could be one that forbids, so any error denies.
         if let Some(error) = diagnostics.errors().next() {
             return broken(error);
         }
@@ -117,31 +117,31 @@ impl Policies {
         }
     }
 
-    /// Whether the roles and the key scopes of `principal` allow it, by the rules of the program alone: a rule that an operator added says
-    /// whom it means, and is asked when they act.
+    /// Whether the roles and key scopes of `principal` allow the action by the embedded rules alone. An operator's rule names whom it
+    /// applies to and is evaluated when that caller acts.
     pub(super) fn roles_allow(&self, principal: &Principal, action: Action, scope: &Scope) -> bool {
         let key_allows = principal.scopes.as_ref().is_none_or(|scopes| scopes.allow(action));
         let response = self.ask(&self.embedded, principal.who, &self.held(principal, scope), action, scope, key_allows);
         response.is_ok_and(|response| response.decision() == Decision::Allow && response.diagnostics().errors().next().is_none())
     }
 
-    /// Whether `role` permits everything that `other` permits. Roles of the platform and roles of tenants never cover each other.
+    /// Whether `role` permits everything that `other` permits. Platform roles and project roles never cover each other.
     pub fn covers(&self, role: MemberRole, other: MemberRole) -> bool {
         self.roles.get(&role).is_some_and(|role| role.covers.contains(&other))
     }
 
-    /// The roles in which the caller is where `scope` says, as the rules name them.
+    /// The names, as the rules use them, of all roles that the caller has in `scope`.
     fn held(&self, principal: &Principal, scope: &Scope) -> Vec<&'static str> {
         let mut names: Vec<&'static str> = principal.is_known().then_some(KNOWN).into_iter().collect();
         for role in principal.roles_at(scope) {
-            // A role that nothing is known about stands for itself alone.
+            // A role without an entry covers only itself.
             let covered = self.roles.get(&role).map_or(std::slice::from_ref(&role), |role| role.covers.as_slice());
             names.extend(covered.iter().map(|role| role.as_str()));
         }
         names
     }
 
-    /// What somebody lacks whom no rule permits it.
+    /// What a caller is missing for whom no rule permits the action, as a message.
     fn missing(&self, action: Action, kind: ScopeKind) -> String {
         if self.known.contains(&(action, kind)) {
             return "this needs a role in any project; ask an owner to invite you".to_owned();
@@ -164,7 +164,7 @@ impl Policies {
         }
     }
 
-    /// Asks the rules of the program what each role permits, and so which roles it covers.
+    /// Evaluates the embedded rules to find what each role permits, and thereby which roles it covers.
     fn roles_by_permissions(&self) -> HashMap<MemberRole, Role> {
         let permissions: Vec<(MemberRole, Permissions)> =
             MemberRole::VALUES.iter().map(|role| (*role, self.permissions(Some(*role)))).collect();
@@ -185,7 +185,7 @@ impl Policies {
         roles.collect()
     }
 
-    /// Everything that the rules of the program permit to whoever holds this role where it counts, or any role elsewhere.
+    /// Everything that the embedded rules permit to a caller who has this role where it is held, or any role elsewhere.
     fn permissions(&self, role: Option<MemberRole>) -> Permissions {
         let held: Vec<&str> = role.map(MemberRole::as_str).into_iter().chain([KNOWN]).collect();
         let mut permissions = Permissions::new();
@@ -196,7 +196,7 @@ impl Policies {
                     ScopeKind::Organization => Scope::Organization(NO_ORGANIZATION),
                     ScopeKind::Project => Scope::Project { organization: NO_ORGANIZATION, project: NO_PROJECT },
                 };
-                // A role of a tenant does not count on the platform, whatever it permits.
+                // A project role does not count on the platform, no matter what it permits.
                 let counts = kind != ScopeKind::Platform || !matches!(role, Some(MemberRole::Project(_)));
                 let held = if counts { held.as_slice() } else { &[KNOWN] };
                 let response = self.ask(&self.embedded, PrincipalId::LocalAdmin, held, action, &scope, true);
@@ -208,7 +208,7 @@ impl Policies {
         permissions
     }
 
-    /// One question to Cedar.
+    /// Evaluates one request with Cedar.
     fn ask(
         &self,
         rules: &PolicySet,
@@ -225,7 +225,7 @@ impl Policies {
         let action = words.actions.get(&action).ok_or("an action that the schema does not have")?;
         let (resource, about) = words.about(scope);
         let entities = about.into_iter().chain([Entity::new_no_attrs(caller.clone(), parents), action.clone()]);
-        // Our own entities: the schema has nothing to say about them that the types do not say already.
+        // Not validated against the schema: the entities are built from types that already guarantee what the schema would check.
         let entities = Entities::from_entities(entities, None)?;
         let context = if key_allows { &words.key_allows } else { &words.key_forbids };
         let request = Request::new(caller, action.uid(), resource, context.clone(), Some(&self.schema))?;
@@ -233,10 +233,10 @@ impl Policies {
     }
 }
 
-/// The role of whoever holds one anywhere.
+/// Name of the role of every caller who has a role anywhere.
 const KNOWN: &str = "known";
 
-/// Names as somebody would say them: `admin`, `admin or operator`, `owner, member or viewer`.
+/// Joins names into a phrase: `admin`, `admin or operator`, `owner, member or viewer`.
 fn either(names: &[&str]) -> String {
     match names {
         [] => String::new(),
@@ -245,11 +245,11 @@ fn either(names: &[&str]) -> String {
     }
 }
 
-/// Stand-ins for questions about any organization and project.
+/// Placeholders for requests about any organization and project.
 const NO_ORGANIZATION: gpuaas_contract::id::OrgId = gpuaas_contract::id::OrgId::from_bytes([0; 16]);
 const NO_PROJECT: gpuaas_contract::id::ProjectId = gpuaas_contract::id::ProjectId::from_bytes([0; 16]);
 
-/// The words of the schema, made once.
+/// The names from the Cedar schema, parsed once.
 struct Words {
     caller: EntityTypeName,
     organization: EntityTypeName,
@@ -257,7 +257,7 @@ struct Words {
     role: EntityTypeName,
     kind: EntityTypeName,
     platform: EntityUid,
-    /// With the groups they are in.
+    /// Each with the groups that the schema puts it in.
     actions: HashMap<Action, Entity>,
     key_allows: Context,
     key_forbids: Context,
@@ -305,7 +305,7 @@ impl Words {
         self.uid(&self.kind, name)
     }
 
-    /// What the question is about, and everything above it.
+    /// The Cedar resource for a scope, and the entities of the scope and of its ancestors.
     fn about(&self, scope: &Scope) -> (EntityUid, Vec<Entity>) {
         let child = |uid: &EntityUid, of: EntityUid| Entity::new_no_attrs(uid.clone(), HashSet::from([of]));
         match scope {

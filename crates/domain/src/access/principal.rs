@@ -1,4 +1,4 @@
-//! Who asks, with everything that decides about the answer.
+//! The caller, with everything that authorization depends on.
 
 use gpuaas_contract::id::{ApiTokenId, ServiceAccountId, UserId};
 use gpuaas_contract::time::Timestamp;
@@ -7,16 +7,16 @@ use super::key_scopes::KeyScopes;
 use super::membership::{BadName, Membership, Place, Who};
 use super::{MemberRole, PlatformRole, ProjectRole, Scope};
 
-/// Who asks. In text as in the audit log: `user:user_…`, `sa:sa_…`, `token:apitok_…` or `local-admin`.
+/// The caller's identity. As text, like in the audit log: `user:user_…`, `sa:sa_…`, `token:apitok_…` or `local-admin`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PrincipalId {
-    /// A person who signed in.
+    /// A person who is signed in.
     User(UserId),
     /// A program that acts for a project.
     ServiceAccount(ServiceAccountId),
-    /// The bearer of an API token with a role of its own.
+    /// The bearer of a platform token, which has a role of its own.
     Token(ApiTokenId),
-    /// Whoever sits at the server itself.
+    /// A caller on the server's local socket.
     LocalAdmin,
 }
 
@@ -54,34 +54,34 @@ impl TryFrom<String> for PrincipalId {
     }
 }
 
-/// Who asks, and the roles they hold.
+/// A caller and the roles they hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Principal {
-    /// Who.
+    /// The caller's identity.
     pub who: PrincipalId,
-    /// Their roles on the platform.
+    /// Roles on the platform.
     pub platform: Vec<PlatformRole>,
-    /// Their roles in organizations and projects. One on the platform counts for nothing here.
+    /// Roles in organizations and projects. An entry for the platform has no effect.
     pub memberships: Vec<(Place, ProjectRole)>,
-    /// What the API key they use is limited to; `None` for no such limit.
+    /// Actions that the API key in use is limited to; `None` if it is not limited.
     pub scopes: Option<KeyScopes>,
-    /// When the API key they use ends; `None` for one without an end, and for people.
+    /// When the API key in use expires; `None` if it does not, and for people.
     pub expires_at: Option<Timestamp>,
 }
 
 impl Principal {
-    /// Somebody without any role.
+    /// A caller without any role.
     pub fn nobody(who: PrincipalId) -> Self {
         Self { who, platform: Vec::new(), memberships: Vec::new(), scopes: None, expires_at: None }
     }
 
-    /// Whoever sits at the server itself: may everything.
+    /// A caller on the server's local socket, who may do everything.
     pub fn local_admin() -> Self {
         Self { platform: vec![PlatformRole::Admin], ..Self::nobody(PrincipalId::LocalAdmin) }
     }
 
-    /// Somebody with the roles among `rows` that are theirs. Rows of others, invitations, roles that were taken away and roles in the wrong
-    /// place count for nothing.
+    /// A caller with those roles among `rows` that belong to them. Rows of others, invitations, removed roles and roles in the wrong place
+    /// have no effect.
     pub fn with_memberships(who: PrincipalId, rows: &[Membership]) -> Self {
         let mut principal = Self::nobody(who);
         let holder = match who {
@@ -99,22 +99,23 @@ impl Principal {
         principal
     }
 
-    /// Whether they hold any role there. Who does not is told that there is no such thing, so that nobody learns what others have.
+    /// Whether the caller holds any role in `scope`. For a caller who does not, the API pretends that it does not exist, so that nobody
+    /// learns what others have.
     pub fn can_see(&self, scope: &Scope) -> bool {
         self.is_of_platform() || self.project_roles(scope).next().is_some()
     }
 
-    /// Whether they hold any role on the platform: they are of those who run it.
+    /// Whether the caller holds any role on the platform, and so is one of its operators.
     pub fn is_of_platform(&self) -> bool {
         !self.platform.is_empty()
     }
 
-    /// Whether they hold a role anywhere.
+    /// Whether the caller holds a role anywhere.
     pub fn is_known(&self) -> bool {
         self.is_of_platform() || self.memberships.iter().any(|(place, _)| *place != Place::Platform)
     }
 
-    /// The roles in organizations and projects that count for `scope`.
+    /// The organization and project roles that count in `scope`.
     fn project_roles(&self, scope: &Scope) -> impl Iterator<Item = ProjectRole> {
         let (organization, project) = match *scope {
             Scope::Platform => (None, None),
@@ -129,7 +130,7 @@ impl Principal {
         self.memberships.iter().filter(move |(place, _)| counts(*place)).map(|(_, role)| *role)
     }
 
-    /// Every role they hold that counts for `scope`.
+    /// All roles that count in `scope`.
     pub(super) fn roles_at(&self, scope: &Scope) -> Vec<MemberRole> {
         let platform = self.platform.iter().copied().map(MemberRole::Platform);
         platform.chain(self.project_roles(scope).map(MemberRole::Project)).collect()
@@ -178,7 +179,7 @@ mod tests {
             row(Who::User(ann), at, member),
             row(Who::User(bob), Place::Platform, admin),
             row(Who::Invited("ann@example.com".to_owned()), Place::Platform, admin),
-            // Both in the wrong place, as only a broken row can be.
+            // Both are in the wrong place, which only a corrupt row can be.
             row(Who::User(ann), Place::Organization(OrgId::generate()), admin),
             row(Who::User(ann), Place::Platform, MemberRole::Project(ProjectRole::Owner)),
             Membership { removed_at: Some(Timestamp(2)), ..row(Who::User(ann), Place::Platform, admin) },

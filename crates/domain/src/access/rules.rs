@@ -1,7 +1,7 @@
-//! Reading the rules: ours, which are part of the program, and those an operator adds, which may only forbid.
+//! Loads the rules: the embedded ones, and those that an operator adds, which may only forbid.
 //!
-//! A rule that does not mean what its author thinks is worse than none, so everything that can be found out about it is found out here:
-//! words the schema does not have, rules that can never apply, names where ids are needed. The server does not start with such a rule.
+//! A rule that does not mean what its author thinks is worse than none, so loading reports everything that can be detected: names that the
+//! schema does not have, rules that can never apply, names where ids are needed. The server does not start with such a rule.
 
 use std::str::FromStr as _;
 
@@ -10,14 +10,14 @@ use gpuaas_contract::id::{OrgId, ProjectId};
 
 use super::principal::PrincipalId;
 
-/// Most files an operator can add.
+/// Maximum number of files an operator can add.
 pub const MAX_FILES: usize = 64;
-/// Longest file.
+/// Maximum size of a file.
 pub const MAX_FILE_BYTES: usize = 64 * 1024;
-/// Most rules in all files of an operator: each is looked at with every request.
+/// Maximum number of rules in all files of an operator; each is evaluated with every request.
 pub const MAX_RULES: usize = 256;
 
-/// Most complaints about one rule that are shown.
+/// Maximum number of validation messages shown for one rule.
 const MAX_DETAILS: usize = 3;
 
 const SCHEMA: &str = include_str!("../../policies/schema.cedarschema");
@@ -27,76 +27,76 @@ const EMBEDDED: [(&str, &str); 3] = [
     ("keys", include_str!("../../policies/keys.cedar")),
 ];
 
-/// Rules that cannot be used.
+/// Why rules cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadPolicies {
-    /// The schema is broken; only a mistake of ours can do that.
+    /// The schema does not parse, which only a mistake in the program can cause.
     #[error("the schema of the policies cannot be read: {0}")]
     Schema(String),
-    /// A file with a name that would not do in messages.
+    /// The file name is not safe to show in messages.
     #[error("the policy file `{}` needs a name of 1 to 100 letters, digits, `-`, `_` and `.`", .0.escape_default())]
     Name(String),
-    /// Too many files, or too many rules.
+    /// More than [`MAX_FILES`] files or [`MAX_RULES`] rules.
     #[error(
         "at most {MAX_FILES} policy files with {MAX_RULES} rules in all are taken; every rule is looked at with every request"
     )]
     TooMany,
-    /// A file that is too long.
+    /// A file is larger than [`MAX_FILE_BYTES`].
     #[error("the policy file {file} is longer than {MAX_FILE_BYTES} bytes; split it")]
     TooLong {
-        /// Which file.
+        /// Name of the file.
         file: String,
     },
-    /// Not Cedar.
+    /// The file is not valid Cedar.
     #[error("the policy file {file} cannot be read: {detail}")]
     Syntax {
-        /// Which file.
+        /// Name of the file.
         file: String,
-        /// What is wrong with it.
+        /// The parser's message.
         detail: String,
     },
-    /// A rule with the id of another one, or with an id that would not do in messages.
+    /// The rule's id is used twice, or is not safe to show in messages.
     #[error("rule `{}` of the policy file {file} needs an id of its own: 1 to 100 letters, digits, `-`, `_` and `.`", .id.escape_default())]
     Id {
-        /// Which file.
+        /// Name of the file.
         file: String,
-        /// The id.
+        /// The rule's id.
         id: String,
     },
-    /// A rule of an operator that permits.
+    /// A rule of an operator permits something.
     #[error("rule `{rule}` permits something; rules that are added may only forbid. Give people a role instead")]
     Permits {
-        /// Which rule.
+        /// Name of the rule.
         rule: String,
     },
-    /// A template: nothing would ever fill its slots.
+    /// The rule is a template, and nothing would ever fill its slots.
     #[error("the policy file {file} has a rule with `?principal` or `?resource`; name who and what is meant")]
     Template {
-        /// Which file.
+        /// Name of the file.
         file: String,
     },
-    /// A name where an id is needed: such a rule would never apply.
+    /// The rule has a name where an id is needed, so it would never apply.
     #[error("rule `{rule}` says {entity}, which nothing is called; {expected}")]
     Entity {
-        /// Which rule.
+        /// Name of the rule.
         rule: String,
-        /// What it says.
+        /// The entity as the rule names it.
         entity: String,
-        /// What it could have said.
+        /// What it should look like instead.
         expected: &'static str,
     },
-    /// It does not fit the schema, or can never apply.
+    /// The rule does not match the schema, or can never apply.
     #[error("rule `{rule}` is not right: {detail}")]
     Invalid {
-        /// Which rule.
+        /// Name of the rule.
         rule: String,
-        /// What is wrong with it.
+        /// The validator's messages.
         detail: String,
     },
 }
 
 impl BadPolicies {
-    /// Stable code.
+    /// Stable code for programs.
     pub const fn code(&self) -> &'static str {
         match self {
             Self::Schema(_) => "policy_schema_broken",
@@ -113,17 +113,17 @@ impl BadPolicies {
     }
 }
 
-/// The schema and the rules, checked.
+/// The schema and the rules, validated.
 pub(super) struct Rules {
     pub(super) schema: Schema,
-    /// Those that are part of the program.
+    /// Only the rules that are compiled into the program.
     pub(super) embedded: PolicySet,
-    /// Those, and the operator's.
+    /// The embedded rules and the operator's.
     pub(super) all: PolicySet,
 }
 
 impl Rules {
-    /// Reads and checks everything.
+    /// Loads and validates the schema and all rules.
     pub(super) fn load<N: AsRef<str>, T: AsRef<str>>(extra: &[(N, T)]) -> Result<Self, BadPolicies> {
         let schema = Schema::from_cedarschema_str(SCHEMA).map_err(|error| BadPolicies::Schema(chain(&error)))?.0;
         let mut embedded = PolicySet::new();
@@ -162,7 +162,7 @@ impl Rules {
     }
 }
 
-/// The rules of a file, each under the name `file/id`, where the id is its annotation or its number.
+/// The rules of a file, each named `file/id`. The id is the rule's annotation, or Cedar's number if it has none.
 fn rules(file: &str, text: &str) -> Result<Vec<Policy>, BadPolicies> {
     let syntax = |detail| BadPolicies::Syntax { file: file.to_owned(), detail };
     let read = PolicySet::from_str(text).map_err(|error| syntax(chain(&error)))?;
@@ -174,12 +174,12 @@ fn rules(file: &str, text: &str) -> Result<Vec<Policy>, BadPolicies> {
         let id = match rule.annotation("id") {
             Some(id) if plain(id) => id.to_owned(),
             Some(id) => return Err(BadPolicies::Id { file: file.to_owned(), id: id.chars().take(100).collect() }),
-            // Cedar numbers them as they stand in the file: `policy0`, `policy1`, …
+            // Cedar numbers rules by their position in the file: `policy0`, `policy1`, …
             None => rule.id().to_string(),
         };
         rules.push(rule.new_id(PolicyId::new(format!("{file}/{id}"))));
     }
-    // Cedar keeps them in no order; the same file must always give the same answer.
+    // Cedar returns them in arbitrary order; sort, so that the same file always gives the same result.
     rules.sort_by_key(|rule| rule.id().to_string());
     Ok(rules)
 }
@@ -192,14 +192,14 @@ fn add(set: &mut PolicySet, rule: Policy, file: &str) -> Result<(), BadPolicies>
     set.add(rule).map_err(|_| BadPolicies::Id { file: file.to_owned(), id })
 }
 
-/// The schema knows all roles, kinds and actions, but any text could be the id of an organization, a project or a caller.
+/// Checks ids. The schema lists all roles, kinds and actions, but accepts any text as the id of an organization, a project or a caller.
 fn check_entity(rule: &str, entity: &EntityUid) -> Result<(), BadPolicies> {
     let id = entity.id().unescaped();
     let (good, expected) = match entity.type_name().basename() {
         "Organization" => (id.parse::<OrgId>().is_ok(), "use the id of the organization, such as Organization::\"org_…\""),
         "Project" => (id.parse::<ProjectId>().is_ok(), "use the id of the project, such as Project::\"proj_…\""),
         "Caller" => (id.parse::<PrincipalId>().is_ok(), "name the caller as the audit log does, such as Caller::\"user:user_…\""),
-        // Whatever else there is, is listed in the schema.
+        // All other entities are enumerated in the schema.
         _ => (true, ""),
     };
     if good {
@@ -208,17 +208,17 @@ fn check_entity(rule: &str, entity: &EntityUid) -> Result<(), BadPolicies> {
     Err(BadPolicies::Entity { rule: rule.to_owned(), entity: entity.to_string(), expected })
 }
 
-/// Warnings count as errors: they are about rules that never apply and about letters that look like others.
+/// Treats warnings as errors: they are about rules that never apply and about confusable characters.
 fn validate(schema: &Schema, rules: &PolicySet) -> Result<(), BadPolicies> {
     let result = Validator::new(schema.clone()).validate(rules, ValidationMode::Strict);
     let errors = result.validation_errors().map(|error| (error.policy_id().to_string(), error.to_string()));
     let mut found: Vec<(String, String)> = errors.collect();
     if found.is_empty() {
-        // Only now: what is an error often makes a rule impossible as well, which says less.
+        // Only without errors: an error often makes a rule impossible as well, and that warning says less.
         let warnings = result.validation_warnings();
         found = warnings.map(|warning| (warning.policy_id().to_string(), warning.to_string())).collect();
     }
-    // The first rule by name, so that the same files always give the same answer.
+    // Report the first rule by name, so that the same files always give the same result.
     found.sort();
     found.dedup();
     let Some(rule) = found.first().map(|(rule, _)| rule.clone()) else { return Ok(()) };
@@ -227,20 +227,20 @@ fn validate(schema: &Schema, rules: &PolicySet) -> Result<(), BadPolicies> {
     Err(BadPolicies::Invalid { detail: details.join("; "), rule })
 }
 
-/// What the validator says, without the name of the rule that it begins with.
+/// The validator's message without the rule name that it starts with.
 fn without_name<'a>(detail: &'a str, rule: &str) -> &'a str {
     let rest =
         detail.strip_prefix("for policy `").and_then(|rest| rest.strip_prefix(rule)).and_then(|rest| rest.strip_prefix('`'));
     rest.map_or(detail, |rest| rest.trim_start_matches([',', ':', ' ']))
 }
 
-/// What can stand in a message and in a log line.
+/// Whether a name is safe in messages and log lines.
 fn plain(name: &str) -> bool {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
     (1..=100).contains(&name.len()) && name.bytes().all(plain)
 }
 
-/// An error with its causes, on one line.
+/// An error and its causes, on one line.
 fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

@@ -1,26 +1,26 @@
-//! What an action is about.
+//! Scopes: what an action applies to.
 
 use gpuaas_contract::access::ScopeKind;
 use gpuaas_contract::id::{OrgId, ProjectId};
 
-/// What an action is about.
+/// What an action applies to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Scope {
     /// The platform itself.
     Platform,
-    /// An organization.
+    /// An organization itself.
     Organization(OrgId),
     /// A project and everything in it.
     Project {
-        /// The organization it belongs to, as stored; never as the caller says.
+        /// The organization that owns the project. Always taken from the store, never from the caller.
         organization: OrgId,
-        /// The project.
+        /// The id of the project.
         project: ProjectId,
     },
 }
 
 impl Scope {
-    /// What kind of thing it is.
+    /// The kind of scope, without ids.
     pub const fn kind(&self) -> ScopeKind {
         match self {
             Self::Platform => ScopeKind::Platform,

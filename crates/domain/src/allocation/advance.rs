@@ -1,4 +1,4 @@
-//! One step of a run.
+//! Advances a run by one step.
 
 use gpuaas_contract::event::{
     AllocationActive, AllocationEnded, AllocationPlacing, AllocationPowerDone, AllocationPowerOrdered, AllocationProblem,
@@ -25,57 +25,58 @@ use crate::slice::{self, HeldSlots};
 use crate::slot::{Slot, SlotState};
 use crate::task::{self, DEFAULT_QUEUE_TIME, NewTask, TaskRecord, TaskState};
 
-/// How soon a place is looked for again if nothing becomes free meanwhile.
+/// How soon placement is tried again if nothing becomes free before that.
 const PLACE_AGAIN: Duration = Duration::from_secs(60);
-/// How soon a place is looked for again if another one was faster.
+/// How soon placement is tried again if another allocation took the place first.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
-/// How soon a release is tried again that was over the budget of destruction.
+/// How soon a release that exceeded the budget of destructive commands is tried again.
 const BUDGET_AGAIN: Duration = Duration::from_secs(5);
-/// How long to wait before a release is tried again, after the first and after the second. The third is the last: see [`MAX_RELEASES`].
+/// Delays before the second and the third release. The third is the last; see [`MAX_RELEASES`].
 const RELEASE_AGAIN: [Duration; MAX_RELEASES as usize - 1] = [Duration::from_secs(10), Duration::from_secs(60)];
 
-/// A place that was found, with the rows it consists of as they are now.
+/// A place that was found, with its rows as they are now.
 #[derive(Clone, Debug)]
 pub struct Chosen {
-    /// The node.
+    /// The node to place the allocation on.
     pub node: Node,
-    /// Its slots, for a slice.
+    /// The slots to lease; empty for bare metal.
     pub slots: Vec<Slot>,
-    /// The machine, for bare metal.
+    /// The machine to lease; `None` for a slice.
     pub machine: Option<Machine>,
 }
 
-/// What a step is decided on.
+/// The loaded state on which a step is decided.
 #[derive(Clone, Debug)]
 pub struct StepInputs {
-    /// The node the allocation is on.
+    /// The node the allocation is on; `None` if it has none.
     pub node: Option<Node>,
-    /// The slots that are in its hands, or on which its remains are.
+    /// The slots that the allocation holds, or that it has left something on.
     pub slots: Vec<Slot>,
-    /// Their [`Slot::lease_task`]s, or that of the machine.
+    /// The [`Slot::lease_task`] of each of these slots, or that of the machine.
     pub lease_tasks: Vec<TaskRecord>,
-    /// The machine that is in its hands.
+    /// The machine that the allocation holds, or that it has left something on.
     pub machine: Option<Machine>,
-    /// [`Allocation::task_id`].
+    /// The task of [`Allocation::task_id`].
     pub task: Option<TaskRecord>,
-    /// Whether its guest answers, as the node said at the end of a task that started it.
+    /// Whether the guest responds, as the node reported in the receipt of the task that started it.
     pub guest_answers: Option<bool>,
-    /// A place for it; only looked for at [`AllocationStep::Place`].
+    /// Where the allocation can be placed, or why nowhere. Loaded only for [`AllocationStep::Place`].
     pub place: Option<Result<Chosen, NoFit>>,
-    /// What is written of the budget of destruction if a release is ordered, or why none may be; only asked for at [`AllocationStep::Release`].
+    /// What to write to the budget of destructive commands if a release is ordered, or why none may be ordered. Loaded only for
+    /// [`AllocationStep::Release`].
     pub budget: Option<Result<Decision, Refusal>>,
-    /// The quotas of its project and its organization. Nothing but its end is written to them.
+    /// The quotas of the allocation's project and organization. A run writes to them only when the allocation ends.
     pub quotas: Vec<Quota>,
 }
 
 impl StepInputs {
-    /// Whether anything of the allocation is anywhere.
+    /// Whether the allocation holds, or has left something on, any slot or machine.
     fn is_held(&self) -> bool {
         !self.slots.is_empty() || self.machine.as_ref().is_some_and(|machine| !machine.state.is_clean())
     }
 }
 
-/// What only the holder of the control plane's keys can make.
+/// Functions that need the control plane's keys.
 pub struct Signers<'a> {
     /// Computes [`Slot::seal`].
     pub seal: &'a dyn Fn(&Slot) -> String,
@@ -83,29 +84,29 @@ pub struct Signers<'a> {
     pub intent: &'a dyn Fn(&TaskRecord) -> String,
 }
 
-/// When a run is to be advanced again.
+/// When to advance a run again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// At once.
+    /// Immediately.
     Now,
-    /// At this time, or when it is woken.
+    /// At this time, or earlier if it is woken.
     At(Timestamp),
-    /// Never: the run is over.
+    /// Never: the run has ended.
     Done,
 }
 
-/// A step that was decided.
+/// The result of a step.
 #[derive(Clone, Debug)]
 pub struct Advance {
-    /// The allocation as it is afterwards.
+    /// The allocation after the step.
     pub allocation: Allocation,
-    /// What is written; empty if there was nothing to do yet.
+    /// What to write; empty if there is nothing to do yet.
     pub decision: Decision,
-    /// When to come again.
+    /// When to call [`advance`] again.
     pub next: Next,
 }
 
-/// Decides the next step of a run. Calling it again before anything happened changes nothing.
+/// Decides the next step of a run. Calling it again before anything has changed has no effect.
 pub fn advance(allocation: &Allocation, inputs: &StepInputs, signers: &Signers<'_>, context: &Context) -> Advance {
     let run = Run { now: allocation, inputs, signers, context };
     match allocation.step {
@@ -128,7 +129,7 @@ struct Run<'a> {
 
 impl Run<'_> {
     fn place(&self) -> Advance {
-        // A place was leased before, and the run has not advanced since: never two places for one allocation.
+        // An earlier placement holds something, and the run has not advanced since. Release it first: an allocation never has two places.
         if self.inputs.is_held() {
             return self.begin_release(self.now.clone());
         }
@@ -163,9 +164,9 @@ impl Run<'_> {
                     Event::AllocationProvisioning(AllocationProvisioning { progress, node_id, task_id, attempt })
                 })
             }
-            // Somebody else was faster, or the node was taken out of service meanwhile: another place is looked for.
+            // Another allocation was faster, or the node was taken out of service in the meantime: look for another place.
             Err(refusal) if refusal.kind == RefusalKind::Conflict => self.wait_until(Some(self.context.now.plus(LOOK_AGAIN))),
-            // What was agreed cannot be ordered at all.
+            // The terms cannot be turned into an order at all, so trying again would not help.
             Err(refusal) => {
                 let last_error = self.last_error(refusal.code, &refusal.message, &refusal.message);
                 self.finish(Allocation { last_error: Some(last_error), ..self.now.clone() }, AllocationState::Failed)
@@ -176,7 +177,7 @@ impl Run<'_> {
     fn no_place(&self, no_fit: &NoFit) -> Advance {
         let lines = no_fit.for_operators().join("; ");
         let last_error = match self.now.last_error.as_ref().filter(|_| self.now.attempts > 0) {
-            // The error of a host is why it is not there yet; that there is no other host only says why it stays so.
+            // Keep the host's error as the cause; that there is no other host only explains why the allocation still waits.
             Some(earlier) => {
                 self.last_error(&earlier.code, &earlier.reason, &format!("{}; no other place: {lines}", earlier.detail))
             }
@@ -199,7 +200,7 @@ impl Run<'_> {
         })
     }
 
-    /// Leases the place and orders the work.
+    /// Leases the place and creates the provisioning task.
     fn lease(&self, chosen: &Chosen, task_id: TaskId) -> Result<(Decision, Vec<SlotId>), Refusal> {
         let ids = (self.now.id, task_id);
         let terms = &self.now.terms;
@@ -211,7 +212,7 @@ impl Run<'_> {
                     driver_strategy: image.driver_strategy,
                     default_username: terms.username.clone(),
                     ssh_public_keys: terms.ssh_public_keys.clone(),
-                    // What of a host a guest is connected to is the host's own business.
+                    // The host decides which network a guest is connected to.
                     ovs_bridge: None,
                     graceful_timeout_seconds: Some(terms.graceful_timeout_seconds),
                     graphics: false,
@@ -236,11 +237,11 @@ impl Run<'_> {
         Ok((self.order(&chosen.node, task, task_id)?.and(leased), slots))
     }
 
-    /// A task of this run, in the queue of its node.
+    /// Creates a task of this run in the queue of its node.
     fn order(&self, node: &Node, task: Task, id: TaskId) -> Result<Decision, Refusal> {
         let timeout = task.timeout();
         let new = NewTask { id, task, queue_time: DEFAULT_QUEUE_TIME, timeout, idempotency_key: None };
-        // How many tasks wait for a node is bounded by what it can hold: a slot has one holder, and a holder one run.
+        // Passing 0 skips the limit on queued tasks. The number is bounded anyway: a slot has one holder, and a holder has one run.
         let (_, decision) = task::create(node, new, 0, self.context, self.signers.intent)?;
         Ok(decision)
     }
@@ -259,7 +260,7 @@ impl Run<'_> {
                 state: AllocationState::Active,
                 step: AllocationStep::Serve,
                 active_at: self.now.active_at.or(Some(self.context.now)),
-                // No node reports a guest as made before it answers.
+                // A node reports a provisioned guest only once it responds.
                 guest: match self.now.terms.product {
                     Product::Slice { .. } => Some(GuestState::Answering),
                     Product::BareMetal => None,
@@ -289,7 +290,7 @@ impl Run<'_> {
         if self.inputs.is_held() { self.begin_release(next) } else { self.after_cleanup(next) }
     }
 
-    /// Everything it was given is there, and it is the holder.
+    /// Whether the allocation still holds everything it was given.
     fn is_in_hand(&self) -> bool {
         match self.now.terms.product {
             Product::Slice { .. } => {
@@ -302,7 +303,7 @@ impl Run<'_> {
 
     fn serve(&self) -> Advance {
         if !self.is_in_hand() {
-            // It is no longer of use, whether or not the operator's cleanup works out.
+            // The tenant cannot use it any more, whether or not the operator's cleanup succeeds.
             return self.begin_release(Allocation { last_error: Some(self.taken_away()), ..self.now.clone() });
         }
         if self.now.release_request.is_some() {
@@ -398,7 +399,7 @@ impl Run<'_> {
                         "the task of this step is not in the records".to_owned(),
                     ),
                 };
-                // What it does now, nobody has said; one that was stopped was not started.
+                // The guest's state is unknown now, except that a stopped guest was not started.
                 let guest = (self.now.state == AllocationState::Stopped).then_some(GuestState::Off);
                 let next = Allocation { guest, last_error: Some(self.last_error(code, &reason, &detail)), ..back };
                 self.moved(next, Decision::default(), problem(Event::AllocationPowerFailed, code))
@@ -406,7 +407,7 @@ impl Run<'_> {
         }
     }
 
-    /// On to giving back what is held.
+    /// Moves on to releasing what the allocation holds.
     fn begin_release(&self, allocation: Allocation) -> Advance {
         if !self.inputs.is_held() {
             return self.after_cleanup(allocation);
@@ -430,11 +431,11 @@ impl Run<'_> {
         if !self.inputs.is_held() {
             return self.after_cleanup(self.now.clone());
         }
-        // Whoever works on it now must be done first; what makes it is told to stop.
+        // A task that still works on the slots or the machine must end first; `wait_for` cancels it if it provisions.
         if let Some(task) = self.inputs.lease_tasks.iter().find(|task| !task.state.ended()) {
             return self.wait_for(task);
         }
-        // An operator looks at it; their word or a clean slot goes on with it.
+        // An operator has to intervene; the run continues when the operator retries or when nothing is held any more.
         if self.now.state == AllocationState::ReleaseBlocked && self.now.releases >= MAX_RELEASES {
             return self.wait_until(None);
         }
@@ -470,7 +471,8 @@ impl Run<'_> {
         }
     }
 
-    /// The platform gives back only so much per hour. It is no longer the tenant's to wait for, but they and the operators can see it.
+    /// The budget of destructive commands per hour is used up. The tenant does not have to wait for the release, but tenant and operators
+    /// can see the delay.
     fn over_budget(&self, refusal: &Refusal) -> Advance {
         let again = self.context.now.plus(BUDGET_AGAIN);
         if self.now.last_error.as_ref().is_some_and(|known| known.code == refusal.code) {
@@ -531,14 +533,14 @@ impl Run<'_> {
         advance
     }
 
-    /// An operator has to look. The tenant has nothing of it any more, and nothing to do.
+    /// An operator has to intervene. The tenant no longer has anything, and nothing to do.
     fn blocked(&self, code: &str, detail: &str) -> Advance {
         let reason = "it is no longer yours; the operators are cleaning up what is left";
         let next = Allocation {
             state: AllocationState::ReleaseBlocked,
             step: AllocationStep::Release,
             releases: MAX_RELEASES.max(self.now.releases),
-            // Its tenant is told that it is over: once it is clean, no other host is tried.
+            // The tenant is told that it is over, so no other host is tried once everything is clean.
             attempts: MAX_ATTEMPTS.max(self.now.attempts),
             last_error: Some(self.last_error(code, reason, detail)),
             due_at: None,
@@ -555,7 +557,7 @@ impl Run<'_> {
         self.moved(next, Decision::default(), problem(Event::AllocationReleaseBlocked, code))
     }
 
-    /// Nothing is held any more: what was wanted decides how it goes on.
+    /// Nothing is held any more: finishes the allocation, or tries another host.
     fn after_cleanup(&self, allocation: Allocation) -> Advance {
         if allocation.release_request.is_some() {
             return self.finish(allocation, AllocationState::Released);
@@ -580,7 +582,7 @@ impl Run<'_> {
         advance
     }
 
-    /// The end: the quota gets back what it gave.
+    /// Ends the run and returns its usage to the quotas.
     fn finish(&self, allocation: Allocation, state: AllocationState) -> Advance {
         let used = Used::of(allocation.terms.product);
         let mut decision = Decision::default();
@@ -614,12 +616,12 @@ impl Run<'_> {
         advance
     }
 
-    /// The task is not done. One that nobody wants the result of is told to stop.
+    /// Waits for a task, and cancels it if its result is no longer wanted.
     fn wait_for(&self, task: &TaskRecord) -> Advance {
         let mut advance = self.wait_until(Some(self.context.now.plus(SLOW_POLL)));
         let boots = self.now.guest == Some(GuestState::Booting);
         let makes = boots || matches!(self.now.step, AllocationStep::AwaitProvision | AllocationStep::Release);
-        // A guest that comes up after the end of its lease is waited for by nobody.
+        // A guest that boots after the end of its lease is of no use to anyone.
         let too_late = boots && self.now.expires_at.is_some_and(|end| end <= self.context.now);
         let unwanted = (self.now.release_request.is_some() || too_late)
             && makes
@@ -628,7 +630,7 @@ impl Run<'_> {
                 gpuaas_contract::task::TaskType::SliceVmRelease | gpuaas_contract::task::TaskType::AllocationDeprovisionUser
             );
         if unwanted && task.cancel_requested_at.is_none() {
-            // One that ended meanwhile is looked at again with the next wake-up.
+            // If the task has ended in the meantime, its end wakes the run.
             if let Ok(cancelled) = task::cancel(task, "the allocation is given back", self.context) {
                 advance.decision = cancelled;
             }
@@ -636,13 +638,13 @@ impl Run<'_> {
         advance
     }
 
-    /// Nothing to do before then.
+    /// Nothing to do before `at`.
     fn wait_until(&self, at: Option<Timestamp>) -> Advance {
         let over = self.now.step == AllocationStep::Done;
         let next = match at {
             _ if over => Next::Done,
             Some(at) => Next::At(at),
-            // Only a wake-up goes on; a lost one costs a while.
+            // Only a wake-up continues the run; the slow poll covers a lost one.
             None => Next::At(self.context.now.plus(SLOW_POLL * 20)),
         };
         Advance { allocation: self.now.clone(), decision: Decision::default(), next }
@@ -688,7 +690,7 @@ impl Run<'_> {
     }
 }
 
-/// The event of something that did not work.
+/// Builds the event for something that failed with this code.
 fn problem(event: fn(AllocationProblem) -> Event, code: &str) -> impl FnOnce(AllocationProgress) -> Event {
     let code = code.to_owned();
     move |progress| event(AllocationProblem { progress, code })

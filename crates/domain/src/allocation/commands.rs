@@ -1,4 +1,4 @@
-//! What tenants and operators say about an allocation. It is written down; the run does the rest.
+//! Commands of tenants and operators. They only record what is wanted; the run does the rest.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -22,40 +22,40 @@ use crate::quota::{Quota, Used};
 use crate::refusal::Refusal;
 use crate::tenancy::Project;
 
-/// Most keys of one allocation.
+/// Maximum number of SSH keys per allocation.
 pub const MAX_SSH_KEYS: usize = 32;
 
-/// What a tenant asks for, looked up already.
+/// A tenant's request, with all references resolved.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// What people call it.
+    /// Name of the allocation; also the guest's host name.
     pub name: VmName,
-    /// More words.
+    /// Labels that the tenant chooses.
     pub tags: BTreeMap<String, String>,
-    /// The product.
+    /// The product to lease.
     pub sku: Sku,
-    /// What the guest is made from.
+    /// The image for the guest's disk; `None` for bare metal.
     pub image: Option<Image>,
-    /// The user who is made.
+    /// User name to create; `None` for the default.
     pub username: Option<UserName>,
-    /// Their keys.
+    /// Keys of that user.
     pub ssh_public_keys: Vec<SshPublicKey>,
-    /// On bare metal, whether they may become root.
+    /// On bare metal, whether that user may become root.
     pub sudo: bool,
-    /// How long the guest may take to shut down.
+    /// How long the guest has to shut down.
     pub graceful_timeout_seconds: u32,
-    /// Spread over nodes instead of packing.
+    /// Spread allocations over nodes instead of packing them.
     pub spread: bool,
-    /// How long the lease is; none goes on until it is released.
+    /// Length of the lease; `None` for a lease that lasts until it is released.
     pub lease: Option<Duration>,
-    /// How long it may wait for a place.
+    /// How long the allocation may wait for a place.
     pub wait: Duration,
 }
 
-/// The user on a whole host unless told otherwise: its own for every allocation, so that no name is ever two tenants' on one host.
+/// Default user name on a whole host. Unique per allocation, so that two tenants never have the same user name on one host.
 fn default_username(id: AllocationId) -> Result<UserName, Refusal> {
     let hex = id.to_string();
-    // The end of an id is chance, its beginning time.
+    // The end of an id is random; its beginning is a timestamp.
     let tail = &hex[hex.len() - 12..];
     format!("tenant-{tail}").parse().map_err(|_| Refusal::invalid("username_invalid", "give a user name"))
 }
@@ -118,7 +118,7 @@ impl Request {
     }
 }
 
-/// A new allocation, counted against the quotas of its project and its organization.
+/// Creates an allocation and counts it against the quotas of its project and its organization.
 pub fn request(
     id: AllocationId,
     project: &Project,
@@ -187,7 +187,7 @@ fn lease_end(from: Timestamp, lease: Duration) -> Result<Timestamp, Refusal> {
     Ok(from.plus(lease))
 }
 
-/// Gives it back. Saying it twice changes nothing; what was given back stays given back.
+/// Requests the release. Idempotent; a release cannot be undone.
 pub fn release(allocation: &Allocation, reason: &str, context: &Context) -> Result<(Allocation, Decision), Refusal> {
     if reason.len() > MAX_REASON {
         return Err(Refusal::invalid("reason_too_long", format!("the reason may have at most {MAX_REASON} bytes")));
@@ -196,7 +196,7 @@ pub fn release(allocation: &Allocation, reason: &str, context: &Context) -> Resu
         return Ok((allocation.clone(), Decision::default()));
     }
     let request = ReleaseRequest { by: context.actor.to_string(), at: context.now, reason: reason.to_owned() };
-    // One that waits for an operator goes on waiting: there is nothing more to be done for its tenant.
+    // An allocation that waits for an operator keeps waiting: there is nothing more to do for its tenant.
     let waits = allocation.state == AllocationState::ReleaseBlocked;
     let due_at = if waits { allocation.due_at } else { Some(context.now) };
     let next = Allocation {
@@ -209,7 +209,7 @@ pub fn release(allocation: &Allocation, reason: &str, context: &Context) -> Resu
     Ok(record_command(next, event, context))
 }
 
-/// Stops, starts or reboots it.
+/// Requests that the guest is stopped, started or rebooted.
 pub fn power(allocation: &Allocation, action: PowerAction, context: &Context) -> Result<(Allocation, Decision), Refusal> {
     if allocation.terms.product == Product::BareMetal {
         let message = "a whole host is not stopped or started from here; use its own `reboot`";
@@ -242,7 +242,7 @@ pub fn power(allocation: &Allocation, action: PowerAction, context: &Context) ->
     Ok(record_command(next, event, context))
 }
 
-/// Moves the end of the lease: by so much from where it is, or to no end at all.
+/// Moves the end of the lease: by this much from where it is, or to no end at all.
 pub fn extend(allocation: &Allocation, by: Option<Duration>, context: &Context) -> Result<(Allocation, Decision), Refusal> {
     if !allocation.is_wanted() {
         return Err(not_active(allocation));
@@ -250,7 +250,7 @@ pub fn extend(allocation: &Allocation, by: Option<Duration>, context: &Context) 
     let expires_at = match by {
         None => None,
         Some(by) => {
-            // Somebody who asks for more time must not get an end that was not there.
+            // A caller who asks for more time must not get an end where there was none.
             let Some(end) = allocation.expires_at else {
                 let message = "its lease has no end, so there is nothing to extend; release it when you are done";
                 return Err(Refusal::conflict("lease_without_end", message));
@@ -266,7 +266,7 @@ pub fn extend(allocation: &Allocation, by: Option<Duration>, context: &Context) 
     if expires_at == allocation.expires_at {
         return Ok((allocation.clone(), Decision::default()));
     }
-    // What else is wanted of it is due now, and stays so.
+    // A pending release or power action is already due and stays so.
     let rests = allocation.step == AllocationStep::Serve && allocation.pending_power_action.is_none();
     let due_at = if rests { expires_at } else { allocation.due_at };
     let next = Allocation { expires_at, due_at, ..allocation.clone() };
@@ -274,7 +274,7 @@ pub fn extend(allocation: &Allocation, by: Option<Duration>, context: &Context) 
     Ok(record_command(next, event, context))
 }
 
-/// Tries again what failed: an allocation that is over from the beginning, one whose release is blocked from its release.
+/// Tries again what failed: a failed allocation from the beginning, a blocked release from its release step.
 pub fn retry(
     allocation: &Allocation,
     quotas: &[Quota],
@@ -338,7 +338,7 @@ pub fn retry(
     Ok((next, decision.and(retried)))
 }
 
-/// Another name or other tags. The guest keeps the name it gave itself.
+/// Changes the name or the tags. The guest keeps the host name it has.
 pub fn describe(
     allocation: &Allocation,
     name: Option<VmName>,

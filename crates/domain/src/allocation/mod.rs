@@ -1,4 +1,4 @@
-//! Allocations: what a tenant leases, from the request to the last trace.
+//! Allocations: what a tenant leases, from the request until nothing is left of it.
 //!
 //! ```text
 //! requested ─ placing ─ provisioning ─ active ─ releasing ─ released
@@ -8,9 +8,9 @@
 //!
 //! `docs/state-machines.md` has every transition.
 //!
-//! A tenant's word ([`commands`]) only writes down what is wanted. Everything that happens after it is [`advance`]: one step at a time,
-//! decided on the allocation's own row and what it holds, and committed together with the leases and tasks it makes. Whoever drives a
-//! run may call it as often as they like; a step that was done before changes nothing.
+//! A command ([`commands`]) only records what is wanted. Everything after that is [`advance`]: one step at a time, decided on the
+//! allocation's own row and what it holds, and committed together with the leases and tasks that the step creates. A driver may call it as
+//! often as it likes; a step that was already taken has no effect.
 
 mod advance;
 pub mod commands;
@@ -36,145 +36,145 @@ pub use operators::{operators_act, operators_power};
 use crate::catalog::Product;
 use crate::resource::{Keys, resource};
 
-/// How often another host is tried before an allocation fails.
+/// How many hosts are tried before an allocation fails.
 pub const MAX_ATTEMPTS: u32 = 3;
-/// How often a release is tried before an operator has to look.
+/// How many releases are tried before an operator has to intervene.
 pub const MAX_RELEASES: u32 = 3;
-/// Longest time an allocation may wait for a place.
+/// Maximum time an allocation may wait for a place.
 pub const MAX_WAIT: Duration = Duration::from_secs(7 * 24 * 3600);
-/// Longest lease, and longest extension at once.
+/// Maximum length of a lease, and of a single extension.
 pub const MAX_LEASE: Duration = Duration::from_secs(366 * 24 * 3600);
-/// How soon a run looks again if nothing wakes it. Only the answer to a lost wake-up.
+/// How soon a run checks again if nothing wakes it. Only compensates for lost wake-ups.
 pub const SLOW_POLL: Duration = Duration::from_secs(30);
 
-/// The product, image and settings as they were when the allocation was asked for: what changes later in the catalog changes nothing.
+/// The product, image and settings at the time of the request. Later changes to the catalog do not affect them.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Terms {
-    /// The product.
+    /// The product that was ordered.
     pub sku_id: SkuId,
-    /// Its name then.
+    /// Name of the product at that time.
     pub sku_name: String,
-    /// What is leased.
+    /// Kind and size of what is leased.
     pub product: Product,
-    /// The GPU.
+    /// Required GPU model; `None` for any slot or machine.
     pub gpu_model: Option<String>,
-    /// vCPUs of each slot at least.
+    /// Minimum number of vCPUs of each slot.
     pub min_vcpus: u32,
-    /// Memory of each slot at least.
+    /// Minimum memory of each slot, in MiB.
     pub min_memory_mib: u64,
     /// The agreed price.
     #[serde(deserialize_with = "Money::read_stored")]
     pub price_per_hour: Money,
-    /// What the guest is made from; none for bare metal.
+    /// The image for the guest's disk; `None` for bare metal.
     pub image: Option<ImageTerms>,
-    /// The user who is made.
+    /// User name to create in the guest or on the host.
     pub username: UserName,
-    /// Their keys.
+    /// Keys of that user.
     pub ssh_public_keys: Vec<SshPublicKey>,
-    /// On bare metal, whether they may become root.
+    /// On bare metal, whether that user may become root.
     pub sudo: bool,
-    /// How long the guest may take to shut down.
+    /// How long the guest has to shut down.
     pub graceful_timeout_seconds: u32,
-    /// Spread over nodes instead of packing.
+    /// Spread allocations over nodes instead of packing them.
     pub spread: bool,
 }
 
-/// The image as it was then.
+/// The image at the time of the request.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct ImageTerms {
-    /// The image.
+    /// The image that was ordered.
     pub image_id: ImageId,
-    /// Its name then.
+    /// Name of the image at that time.
     pub name: String,
-    /// Where hosts find it; only the platform's own images are vouched for.
+    /// Where hosts find the image; only the platform's own images are marked as trusted.
     #[serde(flatten)]
     pub source: ImageSource,
-    /// How the GPU's driver gets into it.
+    /// How the GPU driver gets into the guest.
     pub driver_strategy: DriverStrategy,
 }
 
-/// Why an allocation is to be given back.
+/// A recorded request to release an allocation.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct ReleaseRequest {
-    /// Who wants it: an actor, or `system` at the end of the lease.
+    /// Who requested it: an actor, or `system` at the end of the lease.
     pub by: String,
-    /// Since when.
+    /// When it was requested.
     pub at: Timestamp,
-    /// In words; may be empty.
+    /// Free text; may be empty.
     pub reason: String,
 }
 
-/// What went wrong last.
+/// The most recent error.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct LastError {
-    /// Stable code.
+    /// Stable code for programs.
     pub code: String,
-    /// For the tenant: says nothing about hosts and other tenants.
+    /// Message for the tenant; reveals nothing about hosts and other tenants.
     pub reason: String,
-    /// For operators: which task of which node reported what.
+    /// Message for operators: which task of which node reported what.
     pub detail: String,
-    /// When.
+    /// When the error occurred.
     pub at: Timestamp,
 }
 
-/// What a tenant leases.
+/// A tenant's lease of a slice or a machine.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Allocation {
-    /// Its id, the same for life.
+    /// Unique id, which never changes.
     pub id: AllocationId,
     /// Row version.
     #[serde(skip)]
     pub version: i64,
-    /// Whose it is.
+    /// The organization that the project belongs to.
     pub organization_id: OrgId,
-    /// The project within.
+    /// The project that owns the allocation.
     pub project_id: ProjectId,
-    /// What people call it; also the guest's own name.
+    /// Name for people; also the guest's host name.
     pub name: VmName,
-    /// More words of the tenant.
+    /// Labels that the tenant chose.
     pub tags: BTreeMap<String, String>,
-    /// What was agreed.
+    /// What was agreed at the time of the request.
     pub terms: Terms,
-    /// Where it stands.
+    /// Current state, as tenants see it.
     pub state: AllocationState,
-    /// What its run does next.
+    /// What the run does next.
     pub step: AllocationStep,
-    /// The node it is on, or was on last.
+    /// The node the allocation is on, or was on last.
     pub node_id: Option<NodeId>,
-    /// The slots it has, or had last.
+    /// The slots it holds, or held last.
     pub slots: Vec<SlotId>,
-    /// The last task of its run.
+    /// The most recent task of the run.
     pub task_id: Option<TaskId>,
-    /// What its tenant wants of its power and was not ordered yet.
+    /// A power action that the tenant wants and the run has not completed.
     pub pending_power_action: Option<PowerAction>,
-    /// What is known of its guest, if it has one.
+    /// What is known about the guest; `None` if there is no guest or nothing is known.
     #[serde(default)]
     pub guest: Option<GuestState>,
-    /// Why it is to be given back, once it is.
+    /// Set once a release is requested.
     pub release_request: Option<ReleaseRequest>,
     /// How many hosts were tried.
     pub attempts: u32,
-    /// How many releases were ordered since somebody last asked for one.
+    /// How many releases were ordered since the release was last requested.
     pub releases: u32,
-    /// Nodes that could not make it.
+    /// Nodes that failed to provision the allocation.
     pub avoid: Vec<NodeId>,
-    /// What went wrong last.
+    /// The most recent error; `None` after a success.
     pub last_error: Option<LastError>,
-    /// Who asked for it.
+    /// The actor who requested the allocation.
     pub requested_by: String,
-    /// Follows the request.
+    /// Ties the run to the request behind it.
     pub correlation_id: CorrelationId,
-    /// When it was asked for.
+    /// When the allocation was requested.
     pub created_at: Timestamp,
-    /// Until when it waits for a place.
+    /// When to stop waiting for a place.
     pub place_until: Timestamp,
-    /// When the tenant first had it.
+    /// When the tenant first had it; `None` if that never happened.
     pub active_at: Option<Timestamp>,
-    /// The end of the lease; none goes on until it is released.
+    /// End of the lease; `None` if it lasts until it is released.
     pub expires_at: Option<Timestamp>,
-    /// When it was over.
+    /// When the run ended; `None` while it has not.
     pub ended_at: Option<Timestamp>,
-    /// When its run looks again if nothing wakes it.
+    /// When the run checks again if nothing wakes it.
     pub due_at: Option<Timestamp>,
 }
 
@@ -185,7 +185,7 @@ impl Allocation {
         Keys {
             parent: self.project_id.to_string(),
             owner: self.node_id.map(|node| node.to_string()),
-            // Of those that are not over, one in a project has a name.
+            // Within a project, names are unique among the allocations that have not ended.
             name: (!self.state.is_terminal()).then(|| self.name.to_string()),
             state: self.state.as_str(),
             due_at: self.due_at,
@@ -193,7 +193,7 @@ impl Allocation {
         }
     }
 
-    /// Which allocation it is, for events.
+    /// Identifies the allocation in events.
     pub(crate) fn event_ref(&self) -> AllocationRef {
         AllocationRef {
             allocation_id: self.id,
@@ -203,7 +203,7 @@ impl Allocation {
         }
     }
 
-    /// What is known of its guest while a host does this to it.
+    /// What is known about the guest while a host carries out `action`.
     fn guest_during(&self, action: PowerAction) -> Option<GuestState> {
         match action {
             PowerAction::Stop => self.guest,
@@ -211,7 +211,7 @@ impl Allocation {
         }
     }
 
-    /// Whether its tenant is still to get something out of it: it is not over and nobody wants it back.
+    /// Whether the tenant still wants it: it has not ended and no release was requested.
     pub fn is_wanted(&self) -> bool {
         self.release_request.is_none() && !self.state.is_terminal() && self.state != AllocationState::ReleaseBlocked
     }

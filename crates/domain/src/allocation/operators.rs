@@ -1,5 +1,5 @@
-//! What operators do to what an allocation has, beside its run. Its tenant is told in the commit that does it, without a word about the
-//! host, and its run continues from there.
+//! What operators do to an allocation's resources outside of its run. The tenant is notified in the same commit, without details about the
+//! host, and the run continues from there.
 
 use gpuaas_contract::event::{AllocationCommand, AllocationOperatorActed, Event, OperatorAction};
 use gpuaas_contract::id::TaskId;
@@ -9,13 +9,14 @@ use super::{Allocation, AllocationStep, SLOW_POLL};
 use crate::decision::{Context, Decision, Wakeup};
 use crate::refusal::Refusal;
 
-/// Operators act on its host, or on what it has there. `task` is the task that does it. An allocation that is over is not told.
+/// Records that operators act on the allocation's host, or on what it holds there. `task` is the task that does it. An allocation that has
+/// ended is not notified.
 pub fn operators_act(allocation: &Allocation, action: OperatorAction, task: Option<TaskId>, context: &Context) -> Decision {
     if allocation.state.is_terminal() {
         return Decision::default();
     }
     let due_at = match action {
-        // Its run finds at once that nothing is left to serve, also if the wake-up is lost.
+        // Lets the run find out immediately that nothing is left to serve, even if the wake-up is lost.
         OperatorAction::Retire | OperatorAction::Replace => Some(context.now),
         OperatorAction::Release if allocation.step == AllocationStep::Serve => Some(context.now),
         OperatorAction::Release
@@ -31,8 +32,8 @@ pub fn operators_act(allocation: &Allocation, action: OperatorAction, task: Opti
     told(Allocation { due_at, ..allocation.clone() }, action, task, context)
 }
 
-/// Operators stop, start or reboot its guest with this task. Its run waits for the end of the task as if it had ordered it, so that the
-/// allocation's state is that of the guest.
+/// Records that operators stop, start or reboot the guest with this task. The run waits for the task as if it had ordered it, so that the
+/// state of the allocation matches that of the guest.
 pub fn operators_power(
     allocation: &Allocation,
     action: PowerAction,
@@ -64,6 +65,6 @@ fn told(next: Allocation, action: OperatorAction, task_id: Option<TaskId>, conte
         action: action.into(),
         task_id,
     });
-    // The row is written also where nothing changes: a step of the run at the same moment is decided again, and the event is true.
+    // Written even if nothing changes: a concurrent step of the run is then decided again, and the event is accurate.
     Decision::default().update(&next).wakeup(Wakeup::Allocation(next.id)).record(context, next.id, event)
 }

@@ -1,9 +1,9 @@
-//! What tenants are told when something goes wrong. Hosts, other tenants and serial numbers are none of their business; what they can
-//! change themselves is.
+//! Error messages for tenants. They reveal nothing about hosts, other tenants and serial numbers, but say what tenants can change
+//! themselves.
 
 use crate::task::TaskRecord;
 
-/// What went wrong with a task, for the tenant.
+/// Why a task failed, for the tenant.
 pub(super) fn of_task(task: &TaskRecord) -> String {
     if let Some(sentence) = of_code(&task.code) {
         return sentence.to_owned();
@@ -11,7 +11,7 @@ pub(super) fn of_task(task: &TaskRecord) -> String {
     "the host could not do it; the operators can see why".to_owned()
 }
 
-/// What the tenant can do something about.
+/// Messages for errors that the tenant can fix.
 fn of_code(code: &str) -> Option<&'static str> {
     Some(match code {
         "image_digest_mismatch" => "the image at its URL does not have the digest that was given; make the image anew",

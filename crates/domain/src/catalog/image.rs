@@ -1,4 +1,4 @@
-//! Images: what guests are made from. Those of the platform are for everybody, those of an organization for all its projects.
+//! Images: what the disks of guests start with. The platform's images are for everyone, those of an organization for all its projects.
 
 use gpuaas_contract::Digest;
 use gpuaas_contract::event::{Event, ImageCreated, ImageDeleted};
@@ -12,40 +12,40 @@ use crate::names::{checked_handle, checked_text};
 use crate::refusal::Refusal;
 use crate::resource::{Keys, resource};
 
-/// Longest address of an image.
+/// Maximum length of an image URL.
 const MAX_URL: usize = 2000;
 
-/// What guests are made from.
+/// The initial content of a guest's disk.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Image {
-    /// Its id.
+    /// Unique id of the image.
     pub id: ImageId,
     /// Row version.
     #[serde(skip)]
     pub version: i64,
-    /// Whose it is; none for the platform's.
+    /// The organization that owns it; `None` for the platform.
     pub organization_id: Option<OrgId>,
-    /// What people type; no other image of the same owner has it.
+    /// Name that people type; unique among the images of its owner.
     pub name: String,
-    /// In words.
+    /// Free text for people.
     pub description: String,
-    /// Where hosts fetch it.
+    /// Where hosts download it; `None` if they have it as a file.
     pub url: Option<String>,
-    /// A file in the hosts' image folder; only of the platform's.
+    /// File in the hosts' image folder; only for images of the platform.
     pub path: Option<String>,
-    /// Digest of the file, checked by every host.
+    /// Digest of the file, verified by every host.
     pub sha256: Digest,
-    /// What it is said to be.
+    /// Declared format of the file.
     pub format: ImageFormat,
-    /// How the GPU's driver gets into it.
+    /// How the GPU driver gets into the guest.
     pub driver_strategy: DriverStrategy,
-    /// The user it is made for.
+    /// User name in guests unless the request names one.
     pub default_username: UserName,
-    /// Who made it.
+    /// The actor who created it.
     pub created_by: String,
-    /// When.
+    /// When it was created.
     pub created_at: Timestamp,
-    /// Set when it can no longer be ordered. Guests made from it go on.
+    /// When it was deleted; it can no longer be ordered, but guests created from it continue. `None` while it can be.
     pub deleted_at: Option<Timestamp>,
 }
 
@@ -62,7 +62,7 @@ impl Image {
         }
     }
 
-    /// Where hosts find it, as tasks say it. Only the platform's own images are vouched for.
+    /// Where hosts find it, as tasks state it. Only the platform's own images are marked as trusted.
     pub fn source(&self) -> ImageSource {
         ImageSource {
             path: self.path.clone(),
@@ -73,34 +73,34 @@ impl Image {
         }
     }
 
-    /// Whether projects of this organization see it.
+    /// Whether projects of this organization can see and order it.
     pub fn is_for(&self, organization: OrgId) -> bool {
         self.deleted_at.is_none() && self.organization_id.is_none_or(|owner| owner == organization)
     }
 }
 
-/// A wanted image.
+/// The content of an image to create.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewImage {
-    /// What people type.
+    /// Name that people type.
     pub name: String,
-    /// In words.
+    /// Free text for people.
     pub description: String,
-    /// Where hosts fetch it.
+    /// Where hosts download it.
     pub url: Option<String>,
-    /// A file in the hosts' image folder.
+    /// File in the hosts' image folder; only for images of the platform.
     pub path: Option<String>,
     /// Digest of the file.
     pub sha256: Digest,
-    /// What it is said to be.
+    /// Declared format of the file.
     pub format: ImageFormat,
-    /// How the GPU's driver gets into it.
+    /// How the GPU driver gets into the guest.
     pub driver_strategy: DriverStrategy,
-    /// The user it is made for.
+    /// User name in guests unless the request names one.
     pub default_username: UserName,
 }
 
-/// A new image, of an organization or of the platform.
+/// Creates an image of an organization, or of the platform.
 pub fn create_image(
     id: ImageId,
     organization_id: Option<OrgId>,
@@ -154,7 +154,7 @@ fn check_source(image: &Image) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// An image can no longer be ordered. Saying it twice changes nothing.
+/// Deletes an image: it can no longer be ordered. Idempotent.
 pub fn delete_image(image: &Image, context: &Context) -> (Image, Decision) {
     if image.deleted_at.is_some() {
         return (image.clone(), Decision::default());

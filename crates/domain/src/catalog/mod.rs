@@ -1,4 +1,4 @@
-//! What can be ordered: products, images, and the keys that open them.
+//! The catalog: products, images, and the SSH keys for guests.
 
 mod image;
 mod sku;

@@ -14,32 +14,32 @@ use crate::names::{checked_handle, checked_text};
 use crate::refusal::Refusal;
 use crate::resource::{Keys, resource};
 
-/// A product of the catalog.
+/// A priced product of the catalog.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Sku {
-    /// Its id.
+    /// Unique id of the product.
     pub id: SkuId,
     /// Row version.
     #[serde(skip)]
     pub version: i64,
-    /// What people type; no other product on offer has it.
+    /// Name that people type; unique among the products on offer.
     pub name: String,
-    /// In words.
+    /// Free text for people.
     pub description: String,
-    /// What is leased.
+    /// Kind and size of what is leased.
     pub product: Product,
-    /// The GPU, as hosts name it or as `vendor:device`; none for slots without one.
+    /// GPU model, as hosts report it or as `vendor:device`; `None` for slots without one.
     pub gpu_model: Option<String>,
-    /// vCPUs of each slot at least.
+    /// Minimum number of vCPUs of each slot.
     pub min_vcpus: u32,
-    /// Memory of each slot at least.
+    /// Minimum memory of each slot, in MiB.
     pub min_memory_mib: u64,
-    /// Price.
+    /// Price of new allocations.
     #[serde(deserialize_with = "Money::read_stored")]
     pub price_per_hour: Money,
-    /// When it was made.
+    /// When it was created.
     pub created_at: Timestamp,
-    /// Set when it is no longer on offer. What was leased goes on at its price.
+    /// When it was retired; existing allocations continue at their price. `None` while it is on offer.
     pub retired_at: Option<Timestamp>,
 }
 
@@ -75,7 +75,7 @@ impl Sku {
     }
 }
 
-/// A new product. `sku` has its wanted content; id, version and times are set here.
+/// Creates a product. `sku` has the wanted content; id, version and times are set here.
 pub fn create_sku(id: SkuId, sku: Sku, context: &Context) -> Result<(Sku, Decision), Refusal> {
     let sku = Sku {
         id,
@@ -91,18 +91,18 @@ pub fn create_sku(id: SkuId, sku: Sku, context: &Context) -> Result<(Sku, Decisi
     Ok((sku.clone(), recorded(decision, &sku, Event::SkuCreated, context)))
 }
 
-/// What can be changed of a product that may be leased already: its words, its price for what comes, and whether it is on offer.
+/// The properties of a product that can change after it has been leased: description, price of new allocations, and whether it is on offer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SkuChange {
-    /// Other words.
+    /// New description.
     pub description: Option<String>,
-    /// Another price, for allocations that are made from now on.
+    /// New price, for allocations that are created from now on.
     pub price_per_hour: Option<Money>,
-    /// No longer on offer, or on offer again.
+    /// Whether to retire it or to offer it again.
     pub retired: Option<bool>,
 }
 
-/// Changes a product. Saying the same again changes nothing.
+/// Changes a product. Idempotent.
 pub fn change_sku(sku: &Sku, change: &SkuChange, context: &Context) -> Result<(Sku, Decision), Refusal> {
     let next = Sku {
         description: match &change.description {

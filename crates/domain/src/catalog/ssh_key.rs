@@ -11,28 +11,28 @@ use crate::refusal::Refusal;
 use crate::resource::{Keys, resource};
 use crate::tenancy::Project;
 
-/// Most keys of one project.
+/// Maximum number of keys per project.
 pub const MAX_KEYS_PER_PROJECT: u64 = 200;
 
-/// A stored key.
+/// A stored SSH public key.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct SshKey {
-    /// Its id.
+    /// Unique id of the key.
     pub id: SshKeyId,
     /// Row version.
     #[serde(skip)]
     pub version: i64,
     /// The project it belongs to.
     pub project_id: ProjectId,
-    /// What people type; no other key of the project has it.
+    /// Name that people type; unique within the project.
     pub name: String,
-    /// The key.
+    /// The key itself.
     pub public_key: SshPublicKey,
-    /// Who added it.
+    /// The actor who added it.
     pub created_by: String,
-    /// When.
+    /// When it was added.
     pub created_at: Timestamp,
-    /// Set when it is no longer given to new allocations. Those that have it keep it.
+    /// When it was deleted; new allocations no longer get it, existing ones keep it. `None` while it is in use.
     pub deleted_at: Option<Timestamp>,
 }
 
@@ -50,7 +50,7 @@ impl SshKey {
     }
 }
 
-/// A new key. `present` is how many the project has.
+/// Adds a key. `present` is how many keys the project has.
 pub fn add_ssh_key(
     id: SshKeyId,
     project: &Project,
@@ -79,7 +79,7 @@ pub fn add_ssh_key(
     Ok((key, decision.record(context, id, event)))
 }
 
-/// A key is given to no new allocation. Saying it twice changes nothing.
+/// Deletes a key: new allocations no longer get it. Idempotent.
 pub fn delete_ssh_key(key: &SshKey, context: &Context) -> (SshKey, Decision) {
     if key.deleted_at.is_some() {
         return (key.clone(), Decision::default());

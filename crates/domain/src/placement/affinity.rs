@@ -1,21 +1,22 @@
-//! Which of a node's free slots: on as few NUMA nodes as possible, then near each other on the bus, then side by side.
+//! Chooses among the free slots of a node: on as few NUMA nodes as possible, then close together on the PCI bus, then with adjacent
+//! indexes.
 
 use super::candidate::SlotView;
 
-/// Up to this many free slots every choice is looked at (at most 12,870 of them). Beyond it only neighbors in the order of the sockets and
-/// buses are, which still finds one NUMA node whenever one has room.
+/// Up to this many free slots, every combination is considered (at most 12,870). Beyond that, only runs of neighbors in the order of NUMA
+/// nodes and buses, which still finds a single NUMA node whenever one has room.
 const EXHAUSTIVE: usize = 16;
 
-/// What a choice costs, the most important first.
+/// Cost of a combination, most important component first.
 type Cost = (NumaNodes, Switches, LeftOver, Span, FirstIndex);
 type NumaNodes = usize;
 type Switches = usize;
-/// Free slots that stay on the NUMA nodes that are used: the fewer, the more room stays whole elsewhere.
+/// Free slots that remain on the NUMA nodes in use; the fewer, the more contiguous room remains elsewhere.
 type LeftOver = usize;
 type Span = u32;
 type FirstIndex = u32;
 
-/// Whether one NUMA node has room for all of them.
+/// Whether a single NUMA node has `count` free slots.
 pub(super) fn fits_on_one_numa_node<'a>(free: impl Iterator<Item = &'a SlotView>, count: usize) -> bool {
     let mut found: Vec<(i32, usize)> = Vec::new();
     for slot in free {
@@ -28,7 +29,7 @@ pub(super) fn fits_on_one_numa_node<'a>(free: impl Iterator<Item = &'a SlotView>
     found.iter().any(|(_, slots)| *slots >= count)
 }
 
-/// The best `count` of these slots, by index; all of them if there are fewer.
+/// The best `count` of these slots, sorted by index; all of them if there are fewer.
 pub(super) fn choose<'a>(free: impl Iterator<Item = &'a SlotView>, count: usize) -> Vec<&'a SlotView> {
     let mut free: Vec<&SlotView> = free.collect();
     free.sort_unstable_by_key(|slot| (slot.numa, slot.near, slot.index, slot.id));
@@ -58,10 +59,11 @@ pub(super) fn choose<'a>(free: impl Iterator<Item = &'a SlotView>, count: usize)
     chosen
 }
 
-/// Every way to choose `count` of `all`, as the bits of a number, in ascending order.
+/// All combinations of `count` out of `all`, as bit sets, in ascending order.
 fn choices(all: usize, count: usize) -> impl Iterator<Item = u32> {
     let first = (1_u32 << count) - 1;
-    // The next larger number with as many bits: the lowest run of ones gives its top bit upwards, the others fall down.
+    // Next larger number with the same number of set bits: the top bit of the lowest run of ones moves up, the rest of the run moves to the
+    // bottom.
     let next = |choice: &u32| {
         let lowest = choice & choice.wrapping_neg();
         let raised = choice + lowest;
@@ -70,8 +72,8 @@ fn choices(all: usize, count: usize) -> impl Iterator<Item = u32> {
     std::iter::successors(Some(first), next).take_while(move |choice| choice >> all == 0)
 }
 
-/// `places` are in the order of `free`, which is sorted: what belongs together lies together. `room` is how many free slots each one's
-/// NUMA node has.
+/// Cost of the combination `places`. They are indexes into `free`, in its order, which groups slots that are close to each other. `room`
+/// has, for each slot, the number of free slots on its NUMA node.
 fn cost(free: &[&SlotView], room: &[usize], places: &[usize]) -> Cost {
     let (mut numa_nodes, mut switches, mut on_them) = (0, 0, 0);
     let (mut first, mut last) = (u32::MAX, 0);

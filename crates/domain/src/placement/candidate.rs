@@ -1,4 +1,4 @@
-//! What placement knows of a node: little, and nothing that it would have to look up.
+//! What placement knows about a node. Compact and self-contained, so that placement looks nothing up.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,34 +13,34 @@ use super::{SlotCount, What};
 use crate::node::{Node, NodeService};
 use crate::slot::{Slot, SlotState};
 
-/// Most characters of a model's name that count. A node's word has no limit of its own.
+/// Maximum length of a model name that is considered; nodes may report longer ones.
 const MAX_LABEL: usize = 128;
-/// Most kinds of GPUs of one node that count; of more it is as if the node had said nothing.
+/// Maximum number of GPU models per node that are considered; further ones are treated as unknown.
 const MAX_MODELS: usize = 64;
-/// Bits of a bus number that differ behind one switch: see [`near_key`].
+/// Low bits of the bus number that may differ behind one switch: see [`near_key`].
 const BUS_BITS_BEHIND_A_SWITCH: u32 = 4;
 
-/// What becomes of a machine that is offered as a whole.
+/// State of a machine that is offered as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MachineUse {
-    /// Nobody has it.
+    /// Free to be leased.
     Free,
-    /// An allocation has all of it.
+    /// Leased by an allocation as a whole.
     Leased,
     /// Something of an allocation may be left on it.
     Dirty,
-    /// Not given out as a whole for now. Its slots are not concerned.
+    /// Temporarily not leased as a whole. Does not affect its slots.
     HeldBack,
 }
 
-/// A machine that is offered as a whole.
+/// An operator's offer of a machine as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MachineOffer {
-    /// What becomes of it.
+    /// Whether it can be leased.
     pub state: MachineUse,
 }
 
-/// A node and its slots, made compact for the [`super::Fleet`].
+/// A node and its slots, in a compact form for the [`super::Fleet`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidate {
     pub(super) node_id: NodeId,
@@ -49,36 +49,36 @@ pub struct Candidate {
     pub(super) service: NodeService,
     pub(super) machine: Option<MachineUse>,
     pub(super) maintenance: Option<Timestamp>,
-    /// The kinds of GPUs that the node says it has.
+    /// The GPU models that the node reports.
     pub(super) models: Vec<Model>,
-    /// By index; those that were withdrawn are no slots any more.
+    /// Sorted by index, without withdrawn slots.
     pub(super) slots: Vec<SlotView>,
-    /// What the host's policy does not allow of what slots need.
+    /// Tasks that slots need and the host policy does not allow.
     pub(super) denied_to_slots: Vec<TaskType>,
-    /// The same for the machine as a whole.
+    /// Tasks that the machine as a whole needs and the host policy does not allow.
     pub(super) denied_to_machine: Vec<TaskType>,
 }
 
-/// What a host must allow to serve slots. One that could not end a guest must not get one.
+/// Tasks that a host must allow to serve slots. A host that could not release a guest must not get one.
 const SLOT_TASKS: [TaskType; 2] = [TaskType::SliceVmProvision, TaskType::SliceVmRelease];
-/// What a host must allow to be leased as a whole.
+/// Tasks that a host must allow to be leased as a whole.
 const MACHINE_TASKS: [TaskType; 2] = [TaskType::AllocationProvisionUser, TaskType::AllocationDeprovisionUser];
 
-/// The tasks that a node's host policy does not allow, of those that slots need.
+/// The tasks that slots need and that the node's host policy does not allow.
 pub fn denied_to_slots(node: &Node) -> Vec<TaskType> {
     node.facts.denied_tasks(&SLOT_TASKS)
 }
 
-/// A kind of GPU on one node.
+/// A GPU model on one node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Model {
-    /// `10de:2330`; empty if the node did not say.
+    /// `vendor:device`, such as `10de:2330`; empty if the node did not report it.
     pub(super) device: Arc<str>,
-    /// As the node calls it; often empty, since a GPU that rests for guests has no driver that would know.
+    /// Name that the node reports; often empty, because a GPU that waits for a guest is not bound to a driver that knows it.
     pub(super) name: Arc<str>,
-    /// The name as it is compared.
+    /// The name in the form that is compared.
     label: Box<str>,
-    /// How many of them the node has.
+    /// How many of these GPUs the node has.
     pub(super) gpus: usize,
 }
 
@@ -90,7 +90,7 @@ impl Model {
         Self { device: device.into(), label: label(&name).into(), name: name.into(), gpus: 1 }
     }
 
-    /// What it can be asked for by.
+    /// The names by which a request can ask for it.
     fn labels(&self) -> impl Iterator<Item = &str> {
         let same = self.device.as_ref() == self.label.as_ref();
         [Some(self.device.as_ref()), (!same).then_some(self.label.as_ref())].into_iter().flatten().filter(|text| !text.is_empty())
@@ -100,35 +100,35 @@ impl Model {
         self.labels().any(|label| label == wanted)
     }
 
-    /// What it is counted under: the device, since not every node knows the name; else the name.
+    /// The name under which it is counted: the device, because not every node knows the name, or else the name.
     pub(super) fn key(&self) -> Option<Arc<str>> {
         self.labels().next().map(Arc::from)
     }
 
-    /// For people: its name, or what stands for it.
+    /// For people: its name, else the device, else `unknown`.
     pub(super) fn shown(&self) -> Arc<str> {
         let known = if self.name.is_empty() { &self.device } else { &self.name };
         if known.is_empty() { "unknown".into() } else { Arc::clone(known) }
     }
 }
 
-/// What a slot is made of.
+/// The GPU of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Gpu {
-    /// Nothing.
+    /// The slot has no GPU.
     None,
-    /// A GPU of which the node says nothing, such as one that fell off the bus.
+    /// A GPU that the node does not report, such as one that fell off the bus.
     Unknown,
-    /// One of [`Candidate::models`].
+    /// Index into [`Candidate::models`].
     Known(u8),
 }
 
-/// Which contents are wanted, of those that a node's slots have. Worked out once per node, since names are compared for it.
+/// Which slots of a node match a request, by GPU. Computed once per node, because it compares names.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WantedHere {
     none: bool,
     unknown: bool,
-    /// A bit for each of [`Candidate::models`].
+    /// One bit for each of [`Candidate::models`].
     known: u64,
 }
 
@@ -142,7 +142,7 @@ impl WantedHere {
     }
 }
 
-/// What placement knows of a slot.
+/// What placement knows about a slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct SlotView {
     pub(super) id: SlotId,
@@ -151,14 +151,14 @@ pub(super) struct SlotView {
     pub(super) quarantined: bool,
     pub(super) gpu: Gpu,
     pub(super) numa: i32,
-    /// Slots with the same key are near each other on the bus.
+    /// Slots with the same key are close to each other on the PCI bus.
     pub(super) near: Option<u32>,
     pub(super) vcpus: u32,
     pub(super) memory_mib: u64,
 }
 
 impl SlotView {
-    /// Whether it can be given out, as far as it alone is concerned.
+    /// Whether the slot itself can be leased, regardless of its node.
     pub(super) fn is_free(&self) -> bool {
         match self.state {
             SlotState::Available => !self.quarantined,
@@ -172,25 +172,25 @@ impl SlotView {
     }
 }
 
-/// Which slots or machines are wanted, by what is in them. Also the name of a shelf in the fleet.
+/// Which slots or machines a request asks for, by GPU. Also the key of a shelf in the fleet.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Wanted {
     /// All of them.
     Any,
     /// Only slots without a GPU.
     WithoutGpu,
-    /// Those with such a GPU: a name or `vendor:device`, as [`label`] writes it.
+    /// Those with this GPU: a name or `vendor:device`, in the form of [`label`].
     Model(String),
 }
 
 impl Wanted {
-    /// What a request means.
+    /// What a request with this model asks for.
     pub(super) fn of(gpu_model: Option<&String>) -> Self {
         gpu_model.map_or(Self::Any, |model| Self::Model(label(model)))
     }
 }
 
-/// The part of a request for slots that a node's slots are held against.
+/// The part of a request that slots are compared with.
 #[derive(Clone, Debug)]
 pub(super) struct Ask {
     pub(super) wanted: Wanted,
@@ -210,24 +210,24 @@ impl Ask {
     }
 }
 
-/// What a node has for those who want the same: the entry on a shelf.
+/// The free slots of a node that match the same [`Wanted`]: its entry on a shelf.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Offer {
-    /// Free slots; at least one.
+    /// Number of free slots; at least one.
     pub(super) free: usize,
-    /// All slots of the node are free.
+    /// Whether all slots of the node are free.
     pub(super) untouched: bool,
-    /// Every one of them has at least this many vCPUs.
+    /// Each of them has at least this many vCPUs.
     pub(super) least_vcpus: u32,
-    /// And at least this much memory.
+    /// Each of them has at least this much memory.
     pub(super) least_memory_mib: u64,
-    /// The next announced maintenance.
+    /// Start of the next announced maintenance.
     pub(super) maintenance: Option<Timestamp>,
 }
 
 impl Candidate {
-    /// What placement has to know of a node, its slots, its offer as a whole machine and the start of its next announced maintenance.
-    /// Slots of other nodes are left out.
+    /// Condenses a node, its slots, its offer as a whole machine and the start of its next announced maintenance. Slots of other nodes are
+    /// ignored.
     pub fn new(node: &Node, slots: &[Slot], machine: Option<MachineOffer>, maintenance: Option<Timestamp>) -> Self {
         let mut models: Vec<Model> = Vec::new();
         let mut by_address: BTreeMap<&str, Gpu> = BTreeMap::new();
@@ -273,19 +273,19 @@ impl Candidate {
         }
     }
 
-    /// The node.
+    /// The id of the node.
     pub fn node_id(&self) -> NodeId {
         self.node_id
     }
 
-    /// What the host's policy does not allow of what it is offered for.
+    /// Tasks that the host policy does not allow, among those needed for what the node offers.
     pub(super) fn denied_tasks(&self) -> Vec<TaskType> {
         let slots = self.denied_to_slots.iter().filter(|_| !self.slots.is_empty());
         let machine = self.denied_to_machine.iter().filter(|_| self.machine.is_some());
         slots.chain(machine).copied().collect()
     }
 
-    /// Shows what was chosen for somebody as taken.
+    /// Marks a placement as taken.
     pub(super) fn take(&mut self, what: &What, slots: &[SlotId]) {
         match what {
             What::Slots { .. } => {
@@ -297,7 +297,7 @@ impl Candidate {
         }
     }
 
-    /// Whether new slots may be given out on it.
+    /// Whether its slots may be leased.
     fn serves_slots(&self) -> bool {
         let whole = match self.machine {
             None | Some(MachineUse::Free | MachineUse::HeldBack) => true,
@@ -306,7 +306,7 @@ impl Candidate {
         self.online && self.service.takes_work() && whole && self.denied_to_slots.is_empty()
     }
 
-    /// Whether it may be given out as a whole. A slot that is in use, dirty or held back keeps the machine from it.
+    /// Whether it may be leased as a whole. A slot that is in use, dirty or quarantined prevents that.
     fn serves_whole(&self) -> bool {
         let served = self.online && self.service.takes_work() && self.denied_to_machine.is_empty();
         served && self.machine == Some(MachineUse::Free) && self.all_free()
@@ -316,7 +316,7 @@ impl Candidate {
         self.slots.iter().all(SlotView::is_free)
     }
 
-    /// Which of its slots have what is wanted in them.
+    /// Which of its slots have the wanted GPU.
     pub(super) fn wanted_here(&self, wanted: &Wanted) -> WantedHere {
         match wanted {
             Wanted::Any => WantedHere { none: true, unknown: true, known: u64::MAX },
@@ -329,7 +329,7 @@ impl Candidate {
         }
     }
 
-    /// What its slot has in it, if the node said what that is.
+    /// The model of a slot's GPU, if the node reported it.
     pub(super) fn model(&self, slot: &SlotView) -> Option<&Model> {
         match slot.gpu {
             Gpu::None | Gpu::Unknown => None,
@@ -337,13 +337,13 @@ impl Candidate {
         }
     }
 
-    /// The slots that could be given to this request now, if the node may give out any.
+    /// The slots that this request could get now, if the node may lease any.
     pub(super) fn fitting<'a>(&'a self, ask: &'a Ask) -> impl Iterator<Item = &'a SlotView> {
         let here = self.wanted_here(&ask.wanted);
         self.slots.iter().filter(move |slot| slot.is_free() && ask.is_met_by(slot) && here.covers(slot))
     }
 
-    /// The GPUs that the node says it has, each as it can be asked for: `vendor:device`, and what the node calls it.
+    /// The GPUs that the node reports, each with the names by which it can be requested: `vendor:device`, and the node's own name for it.
     pub(super) fn model_names(&self) -> impl Iterator<Item = String> {
         self.models.iter().filter_map(|model| {
             let key = model.key()?;
@@ -352,7 +352,7 @@ impl Candidate {
         })
     }
 
-    /// How many GPUs of this kind the machine has.
+    /// How many matching GPUs the machine has.
     pub(super) fn gpus(&self, wanted: &Wanted) -> usize {
         let counts = |model: &&Model| match wanted {
             Wanted::Any => true,
@@ -362,7 +362,7 @@ impl Candidate {
         self.models.iter().filter(counts).map(|model| model.gpus).sum()
     }
 
-    /// Its free slots, for everyone who could want them; none if it may not give out any.
+    /// Its free slots, under each [`Wanted`] that they match; none if it may not lease any.
     pub(super) fn slot_offers(&self) -> BTreeMap<Wanted, Offer> {
         let mut offers = BTreeMap::new();
         if !self.serves_slots() {
@@ -385,7 +385,7 @@ impl Candidate {
         offers
     }
 
-    /// How many GPUs it has as a whole machine, for everyone who could want it; nothing if it may not be given out.
+    /// How many GPUs it has as a whole machine, under each [`Wanted`] that it matches; none if it may not be leased as a whole.
     pub(super) fn machine_offers(&self) -> BTreeMap<Wanted, usize> {
         if !self.serves_whole() {
             return BTreeMap::new();
@@ -396,20 +396,20 @@ impl Candidate {
     }
 }
 
-/// Domain and upper bits of the bus. Firmware numbers the buses behind a root port or a switch one after the other, so functions that agree
-/// in them are most likely behind the same one. That is an approximation: the tree of bridges itself is not among the facts of a slot.
+/// PCI domain and upper bits of the bus number. Firmware numbers the buses behind a root port or a switch consecutively, so functions that
+/// agree in these bits are most likely behind the same one. This is an approximation: a slot's facts do not include the tree of bridges.
 fn near_key(address: &PciAddress) -> Option<u32> {
     let mut parts = address.as_str().split(':').map(|part| u32::from_str_radix(part, 16).ok());
     let (domain, bus) = (parts.next()??, parts.next()??);
     Some((domain << 8 | bus) >> BUS_BITS_BEHIND_A_SWITCH)
 }
 
-/// A name as it is compared: without case, and without what surrounds it.
+/// A model name in the form that is compared: trimmed and in lower case.
 fn label(text: &str) -> String {
     plain(text).flat_map(char::to_lowercase).collect()
 }
 
-/// A node's or a tenant's word for a model, fit to be shown.
+/// A node's or a tenant's name for a model, made safe to display.
 pub(super) fn plain(text: &str) -> impl Iterator<Item = char> {
     text.trim().chars().filter(|c| !c.is_control()).take(MAX_LABEL)
 }

@@ -1,4 +1,4 @@
-//! What there is, what of it works and what of that is free: for operators.
+//! Capacity reports for operators: how much there is, how much of it works, and how much is free.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,14 +12,14 @@ use super::fleet::Fleet;
 use crate::node::NodeService;
 use crate::slot::SlotState;
 
-/// What is in a slot.
+/// The GPU of a slot.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum SlotModel {
-    /// A GPU, as `vendor:device`, or by its name where the node says no more. It can be asked for by this.
+    /// A GPU, as `vendor:device`, or by its name if the node reports nothing else. Requests can ask for it by this name.
     Gpu(Arc<str>),
-    /// A GPU of which its node says nothing.
+    /// A GPU that its node does not report.
     UnknownGpu,
-    /// No GPU.
+    /// The slot has no GPU.
     NoGpu,
 }
 
@@ -33,44 +33,44 @@ impl fmt::Display for SlotModel {
     }
 }
 
-/// The slots of one model. `delivered` = `healthy` + `unhealthy`, and `healthy` = `allocated` + `free`.
+/// The slots of one GPU model. `delivered` = `healthy` + `unhealthy`, and `healthy` = `allocated` + `free`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CapacityRow {
-    /// What is in them.
+    /// The GPU in these slots.
     pub model: SlotModel,
-    /// What its nodes call it; empty if none does.
+    /// Name that nodes report for it; empty if none does.
     pub name: Arc<str>,
-    /// Nodes with such slots.
+    /// Number of nodes with such slots.
     pub nodes: usize,
     /// Approved slots of nodes that are not retired.
     pub delivered: usize,
-    /// Slots that serve somebody or could at once.
+    /// Slots that serve an allocation, or could immediately.
     pub healthy: usize,
-    /// All others: dirty, held back, or on a node that is offline, quarantined or locked; and the free ones of a node in maintenance, or
-    /// of a host whose policy denies guests.
+    /// All other slots: dirty, quarantined, or on a node that is offline, quarantined or locked; and free slots on a draining node, or on a
+    /// host whose policy denies guests.
     pub unhealthy: usize,
-    /// In the hands of an allocation, or on a machine that is leased as a whole.
+    /// Held by an allocation, or on a machine that is leased as a whole.
     pub allocated: usize,
-    /// Can be given out now.
+    /// Can be leased now.
     pub free: usize,
-    /// The most that one allocation could get.
+    /// The most that a single allocation could get.
     pub largest_free_on_one_node: usize,
 }
 
 /// The slots of one node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeCapacity {
-    /// The node.
+    /// The id of the node.
     pub node_id: NodeId,
-    /// Its host name.
+    /// The node's name, for people.
     pub name: String,
-    /// A row per model.
+    /// One row per GPU model.
     pub rows: Vec<CapacityRow>,
-    /// What its host's policy does not allow, of what its slots or the whole machine need: they are not given out.
+    /// Tasks that its slots or the whole machine need and the host policy does not allow; they are not leased because of it.
     pub denied_tasks: Vec<TaskType>,
 }
 
-/// What a slot does for the cloud.
+/// What a slot counts as.
 enum SlotStatus {
     Allocated,
     Free,
@@ -103,7 +103,7 @@ impl CapacityRow {
         self.largest_free_on_one_node = self.free;
     }
 
-    /// Nodes can differ in what they call the same model: the first name in the alphabet is shown.
+    /// Nodes may report different names for the same model; the alphabetically first one is shown.
     fn call(&mut self, name: &Arc<str>) {
         if !name.is_empty() && (self.name.is_empty() || *name < self.name) {
             self.name = Arc::clone(name);
@@ -123,7 +123,7 @@ impl CapacityRow {
 }
 
 impl Fleet {
-    /// All slots, a row per model.
+    /// All slots, with one row per GPU model.
     pub fn capacity(&self) -> Vec<CapacityRow> {
         let mut rows: BTreeMap<SlotModel, CapacityRow> = BTreeMap::new();
         for row in self.candidates().flat_map(rows_of) {
@@ -132,7 +132,7 @@ impl Fleet {
         rows.into_values().collect()
     }
 
-    /// The same per node, by id. Retired nodes are no capacity.
+    /// The same per node, sorted by id, without retired nodes.
     pub fn capacity_by_node(&self) -> Vec<NodeCapacity> {
         let counted = self.candidates().filter(|candidate| candidate.service != NodeService::Retired);
         let of = |candidate: &Candidate| NodeCapacity {

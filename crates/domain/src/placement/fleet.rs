@@ -1,7 +1,8 @@
-//! The fleet: all candidates, and shelves on which they stand in the order in which they are tried.
+//! The fleet: all candidates, and shelves that list them in the order in which they are tried.
 //!
-//! There is a shelf for everything that can be asked for: every name of every model, slots without a GPU, and all slots. A node stands on it
-//! with the number of its free slots. The best node is then most often among the first, and a lease or a release moves one node.
+//! There is one shelf for everything that can be requested: each name of each model, slots without a GPU, and all slots. A node is on a
+//! shelf with the number of its matching free slots. The best node is therefore usually among the first, and a lease or a release moves
+//! only one node.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,37 +15,37 @@ use super::no_fit::NoFit;
 use super::{Placement, PlacementRequest, Policy, What};
 use crate::refusal::Refusal;
 
-/// Most models that a refusal lists.
+/// Maximum number of models that a refusal lists.
 const MAX_MODELS_LISTED: usize = 20;
 
 const FIRST_NODE: NodeId = NodeId::from_bytes([0; 16]);
 const LAST_NODE: NodeId = NodeId::from_bytes([255; 16]);
 
-/// The nodes and their slots as placement sees them. Not the truth, only a picture of it: see the module.
+/// The nodes and their slots as placement sees them. Possibly out of date and never authoritative; see the [`placement`](super) module.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Fleet {
     nodes: BTreeMap<NodeId, Candidate>,
     shelves: BTreeMap<Wanted, Shelf>,
 }
 
-/// Where a node stands under a policy, the best first: whether it would be broken up, how well it fits, its id.
+/// Position of a node on a shelf, best first: whether taking it would break up an untouched node, how well it fits, its id.
 type Place = (bool, usize, NodeId);
 
-/// How good a node is for a request, the best first.
+/// How good a node is for a request, best first.
 type Rank = (Disturbed, bool, usize, Split, NodeId);
-/// Maintenance is announced in its time.
+/// Whether maintenance is announced for the time of the allocation.
 type Disturbed = bool;
-/// Its slots would be on several NUMA nodes.
+/// Whether its slots would be on more than one NUMA node.
 type Split = bool;
 
-/// The nodes that have something for those who want the same.
+/// The nodes that have something for the same [`Wanted`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Shelf {
-    /// Free slots, for [`Policy::Pack`].
+    /// Free slots, in the order of [`Policy::Pack`].
     packed: BTreeMap<Place, Offer>,
-    /// The same, for [`Policy::Spread`].
+    /// Free slots, in the order of [`Policy::Spread`].
     spread: BTreeMap<Place, Offer>,
-    /// Whole machines by the number of their GPUs, with their next announced maintenance.
+    /// Whole machines by number of GPUs, with the start of their next announced maintenance.
     machines: BTreeMap<(usize, NodeId), Option<Timestamp>>,
 }
 
@@ -53,7 +54,7 @@ impl Shelf {
         self.packed.is_empty() && self.machines.is_empty()
     }
 
-    /// Nodes with at least this many free slots, in the order of the policy.
+    /// Nodes with at least `count` free slots, in the order of the policy.
     fn with_free(&self, count: usize, policy: Policy) -> impl Iterator<Item = (&Place, &Offer)> {
         let (shelf, ranges) = match policy {
             Policy::Pack => {
@@ -66,7 +67,7 @@ impl Shelf {
     }
 }
 
-/// How well a node with this many free slots fits: less is better.
+/// How well a node with this many free slots fits; lower is better.
 const fn fit(policy: Policy, free: usize) -> usize {
     match policy {
         Policy::Pack => free,
@@ -74,7 +75,7 @@ const fn fit(policy: Policy, free: usize) -> usize {
     }
 }
 
-/// Where an offer stands. Only packing cares whether a node is broken up.
+/// Position of an offer. Only packing avoids breaking up a node.
 const fn place_of(policy: Policy, offer: &Offer, node: NodeId) -> Place {
     let untouched = match policy {
         Policy::Pack => offer.untouched,
@@ -84,22 +85,22 @@ const fn place_of(policy: Policy, offer: &Offer, node: NodeId) -> Place {
 }
 
 impl Fleet {
-    /// A fleet without nodes.
+    /// An empty fleet.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// How many nodes it has.
+    /// Number of nodes.
     pub fn len(&self) -> usize {
         self.nodes.len()
     }
 
-    /// Whether it has none.
+    /// Whether it has no nodes.
     pub fn is_empty(&self) -> bool {
         self.nodes.is_empty()
     }
 
-    /// Puts in what is now known of a node, in place of what was known before.
+    /// Adds a node, or replaces what was known about it.
     pub fn upsert(&mut self, candidate: Candidate) {
         self.remove(candidate.node_id);
         let node = candidate.node_id;
@@ -114,7 +115,7 @@ impl Fleet {
         self.nodes.insert(node, candidate);
     }
 
-    /// Forgets a node.
+    /// Removes a node.
     pub fn remove(&mut self, node: NodeId) {
         let Some(candidate) = self.nodes.remove(&node) else { return };
         for (wanted, offer) in candidate.slot_offers() {
@@ -130,7 +131,7 @@ impl Fleet {
         }
     }
 
-    /// Shows a place as taken, since somebody is about to have it. What is put in for its node later says what became of it.
+    /// Marks a placement as taken, because an allocation is about to lease it. The next update of the node corrects the mark if needed.
     pub fn take(&mut self, what: &What, place: &Placement) {
         if let Some(mut candidate) = self.nodes.get(&place.node_id).cloned() {
             candidate.take(what, &place.slots);
@@ -138,7 +139,7 @@ impl Fleet {
         }
     }
 
-    /// Takes something off a shelf, and the shelf away if it is empty then: a model that is gone leaves nothing behind.
+    /// Removes something from a shelf, and the shelf itself once it is empty, so that a model that disappears leaves nothing behind.
     fn on_shelf(&mut self, wanted: &Wanted, take: impl FnOnce(&mut Shelf)) {
         let Some(shelf) = self.shelves.get_mut(wanted) else { return };
         take(shelf);
@@ -147,12 +148,12 @@ impl Fleet {
         }
     }
 
-    /// All nodes, by id.
+    /// All nodes, sorted by id.
     pub(super) fn candidates(&self) -> impl Iterator<Item = &Candidate> {
         self.nodes.values()
     }
 
-    /// Refuses the name of a GPU that no node has ever reported: nothing with it could be placed.
+    /// Refuses the name of a GPU that no node reports: nothing could be placed on it.
     pub fn check_model(&self, model: &str) -> Result<(), Refusal> {
         let wanted = Wanted::of(Some(&model.to_owned()));
         if self.candidates().any(|candidate| candidate.gpus(&wanted) > 0) {
@@ -172,7 +173,7 @@ impl Fleet {
         Err(Refusal::invalid("gpu_model_unknown", message).in_body("/gpu_model"))
     }
 
-    /// Where an allocation goes, or why nowhere.
+    /// Finds a place for an allocation, or explains why there is none.
     pub fn place(&self, request: &PlacementRequest, now: Timestamp) -> Result<Placement, NoFit> {
         let until = request.disturbed_until(now);
         let found = match &request.what {
@@ -185,7 +186,7 @@ impl Fleet {
         found.ok_or_else(|| NoFit::explain(self.candidates(), request))
     }
 
-    /// How many such requests could be met now, one after the other.
+    /// How many requests like this one could be met now, one after the other.
     pub fn how_many(&self, request: &PlacementRequest) -> usize {
         match &request.what {
             What::Slots { count, gpu_model, min_vcpus_per_slot, min_memory_mib_per_slot } => {
@@ -207,23 +208,23 @@ impl Fleet {
     }
 
     fn place_slots(&self, ask: Ask, request: &PlacementRequest, until: Timestamp) -> Option<Placement> {
-        // A GPU is not spent on whoever did not ask for one while there are slots without.
+        // Prefer slots without a GPU for a request that does not ask for one.
         let frugal = (ask.wanted == Wanted::Any).then(|| Ask { wanted: Wanted::WithoutGpu, ..ask.clone() });
         let asks = frugal.into_iter().chain([ask]);
         let found = asks.filter_map(|ask| Some((self.best_node(&ask, request, until)?, ask)));
-        // Of those that are equally disturbed, the first.
+        // If both are equally disturbed, the first, which spends no GPU.
         let ((_, node), ask) = found.min_by_key(|((disturbed, _), _)| *disturbed)?;
         let candidate = self.nodes.get(&node)?;
         Some(placement(candidate, &affinity::choose(candidate.fitting(&ask), ask.count), until))
     }
 
-    /// The node whose slots are best for this. It looks into a node only where its place on the shelf cannot decide.
+    /// The best node for this request. Inspects a node's slots only if its position on the shelf is not enough to decide.
     fn best_node(&self, ask: &Ask, request: &PlacementRequest, until: Timestamp) -> Option<(Disturbed, NodeId)> {
         let shelf = self.shelves.get(&ask.wanted)?;
         let has_minimum = ask.min_vcpus > 0 || ask.min_memory_mib > 0;
         let mut best: Option<Rank> = None;
         for (&(untouched, by_place, node), offer) in shelf.with_free(ask.count, request.policy) {
-            // Neither this one nor any after it can be better than this.
+            // Lower bound for the rank of this node and of all nodes after it.
             let bound = match request.policy {
                 Policy::Pack if has_minimum => (false, untouched, fit(Policy::Pack, ask.count), false, FIRST_NODE),
                 Policy::Pack | Policy::Spread => (false, untouched, by_place, false, node),
@@ -233,7 +234,7 @@ impl Fleet {
             }
             let disturbed = offer.maintenance.is_some_and(|starts| starts < until);
             let all_are_large_enough = ask.min_vcpus <= offer.least_vcpus && ask.min_memory_mib <= offer.least_memory_mib;
-            // A node fits tighter than its place says if some of its free slots are too small.
+            // Under packing, a node fits tighter than its position says if some of its free slots are too small.
             let at_best = match request.policy {
                 Policy::Pack if !all_are_large_enough => fit(Policy::Pack, ask.count),
                 Policy::Pack | Policy::Spread => by_place,
@@ -257,7 +258,7 @@ impl Fleet {
         best.map(|(disturbed, _, _, _, node)| (disturbed, node))
     }
 
-    /// The machine with the fewest GPUs that will do: the others stay for those who need them.
+    /// The smallest machine that will do, so that larger ones remain for requests that need them.
     fn place_machine(
         &self,
         wanted: &Wanted,

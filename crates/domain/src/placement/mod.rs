@@ -1,15 +1,15 @@
-//! Placement: which slots of which node an allocation gets, or which whole machine, or why nothing fits.
+//! Placement: which slots of which node, or which whole machine, an allocation gets, or why nothing fits.
 //!
-//! It is a pure function over a [`Fleet`]: a compact picture of the nodes and their approved slots that the caller keeps beside the rows
-//! and brings up to date node by node. The picture authorizes nothing. What is placed is then leased in a commit that is conditional on the
-//! rows themselves, so a picture that is behind costs another try and never a slot that is given away twice.
+//! Placement is a pure function of a [`Fleet`], a compact view of the nodes and their approved slots that the caller maintains next to the
+//! rows and updates node by node. The view authorizes nothing: the lease is committed on condition of the rows themselves, so an outdated
+//! view costs another try but never leases a slot twice.
 //!
-//! - All slots of an allocation are on one node: on one NUMA node if possible, then near each other on the bus, then side by side.
-//! - [`Policy::Pack`] takes the tightest fit and does not break up a node that is entirely free while one that is partly used would do.
+//! - All slots of an allocation are on one node: on one NUMA node if possible, then close together on the bus, then with adjacent indexes.
+//! - [`Policy::Pack`] takes the tightest fit, and does not break up a node that is entirely free while a partly used one would do.
 //!   [`Policy::Spread`] takes the node with the most free slots.
-//! - A node on which maintenance is announced before the allocation would end is taken only if nothing else fits.
-//! - The same fleet and the same request give the same placement; what is equally good is decided by the node's id.
-//! - The model of a GPU is the node's own word ([`gpuaas_contract::telemetry::HostFacts`]); which devices are slots is the operator's.
+//! - A node with maintenance announced before the end of the allocation is taken only if nothing else fits.
+//! - The same fleet and the same request give the same placement; ties are broken by the node's id.
+//! - A node reports its own GPU models ([`gpuaas_contract::telemetry::HostFacts`]); an operator decides which devices are slots.
 
 mod affinity;
 mod candidate;
@@ -33,15 +33,15 @@ pub use reason::{NotFree, Reason, ReasonKind};
 
 use crate::refusal::Refusal;
 
-/// How far ahead announced maintenance counts for an allocation that has no end.
+/// How far ahead announced maintenance matters for an allocation without an end.
 pub const MAINTENANCE_NOTICE: Duration = Duration::from_secs(3600);
 
-/// How many slots: 1 to [`MAX_SLOTS`], as a slice can have them.
+/// A number of slots: 1 to [`MAX_SLOTS`], the limits of a slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SlotCount(usize);
 
 impl SlotCount {
-    /// This many, if a slice can have that many.
+    /// Checks that a slice can have this many slots.
     pub fn new(count: usize) -> Result<Self, Refusal> {
         if (1..=MAX_SLOTS).contains(&count) {
             return Ok(Self(count));
@@ -50,46 +50,46 @@ impl SlotCount {
         Err(Refusal::invalid("slot_count_invalid", message))
     }
 
-    /// The number.
+    /// The number of slots.
     pub const fn get(self) -> usize {
         self.0
     }
 }
 
-/// What is wanted.
+/// What a request asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum What {
     /// Slots of one node.
     Slots {
-        /// How many.
+        /// Number of slots.
         count: SlotCount,
-        /// The GPU's name or `vendor:device`, in upper or lower case. Without it any slot will do, and those without a GPU are taken first.
+        /// The GPU's name or `vendor:device`, in any case. If `None`, any slot will do, and slots without a GPU are preferred.
         gpu_model: Option<String>,
-        /// Each has at least this many vCPUs.
+        /// Minimum number of vCPUs of each slot.
         min_vcpus_per_slot: u32,
-        /// Each has at least this much memory.
+        /// Minimum memory of each slot, in MiB.
         min_memory_mib_per_slot: u64,
     },
     /// A whole machine.
     Machine {
-        /// It has GPUs of this name or `vendor:device`. Without it any machine will do.
+        /// It has GPUs of this name or `vendor:device`. If `None`, any machine will do.
         gpu_model: Option<String>,
-        /// It has exactly this many of them; without a model, this many GPUs of any kind.
+        /// Exact number of these GPUs; without a model, of GPUs of any kind.
         gpus: Option<u32>,
     },
 }
 
-/// Which node, if several fit. A machine is taken whole, so there it makes no difference: the one with the fewest GPUs is taken.
+/// Which node to prefer if several fit. Makes no difference for whole machines: the one with the fewest GPUs is taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
     /// The tightest fit, so that large requests find room later.
     Pack,
-    /// The one with the most room, so that neighbors do not disturb each other.
+    /// The node with the most room, so that neighbors do not disturb each other.
     Spread,
 }
 
 impl Policy {
-    /// Every policy.
+    /// All policies.
     pub const ALL: [Self; 2] = [Self::Pack, Self::Spread];
 
     /// Name on the wire and in configuration.
@@ -100,7 +100,7 @@ impl Policy {
         }
     }
 
-    /// The policy with this name.
+    /// Looks a policy up by name.
     pub fn parse(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|policy| policy.as_str() == name)
     }
@@ -111,23 +111,23 @@ impl Policy {
 pub struct PlacementRequest {
     /// Slots or a machine.
     pub what: What,
-    /// Which node, if several fit.
+    /// Which node to prefer if several fit.
     pub policy: Policy,
-    /// An operator's pin: these nodes and no others.
+    /// Nodes that an operator pinned the request to; `None` for any node.
     pub only_nodes: Option<BTreeSet<NodeId>>,
-    /// Not these, because it failed there before.
+    /// Nodes on which the allocation failed before.
     pub avoid_nodes: BTreeSet<NodeId>,
-    /// When it will have ended, if it has an end.
+    /// When the allocation ends, if it has an end.
     pub must_end_by: Option<Timestamp>,
 }
 
 impl PlacementRequest {
-    /// A request for this on any node, packed and without an end.
+    /// A request for `what` on any node, packed and without an end.
     pub fn new(what: What) -> Self {
         Self { what, policy: Policy::Pack, only_nodes: None, avoid_nodes: BTreeSet::new(), must_end_by: None }
     }
 
-    /// Maintenance that starts before this disturbs it.
+    /// Maintenance that starts before this time would disturb the allocation.
     fn disturbed_until(&self, now: Timestamp) -> Timestamp {
         self.must_end_by.unwrap_or_else(|| now.plus(MAINTENANCE_NOTICE))
     }
@@ -141,21 +141,21 @@ impl PlacementRequest {
     }
 }
 
-/// Where an allocation goes.
+/// A place for an allocation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placement {
-    /// The node.
+    /// The node to use.
     pub node_id: NodeId,
-    /// Its host name.
+    /// The node's name, for people.
     pub node_name: String,
-    /// The slots, by index. Of a machine all its slots, since they go along: none if it was never sliced.
+    /// The slots, sorted by index. For a machine, all its slots, because they are leased along with it; empty if it was never sliced.
     pub slots: Vec<SlotId>,
-    /// NUMA node of each slot, in the same order; -1 where the host has none.
+    /// NUMA node of each slot, in the same order; -1 where the host reports none.
     pub numa: Vec<i32>,
-    /// Whether that is the same for all.
+    /// Whether all slots are on the same NUMA node.
     pub same_numa: bool,
-    /// When announced maintenance disturbs it. Nothing else was free.
+    /// Start of announced maintenance that would disturb the allocation; set only if nothing else was free.
     pub maintenance_at: Option<Timestamp>,
-    /// What whoever asked should know about it, in words.
+    /// What the requester should know about the place, as a sentence.
     pub note: Option<String>,
 }

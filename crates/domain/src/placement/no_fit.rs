@@ -10,17 +10,17 @@ use super::{PlacementRequest, What};
 use crate::node::NodeService;
 use crate::refusal::Refusal;
 
-/// Most nodes that are listed with their reasons.
+/// Maximum number of nodes that are listed with their reasons.
 pub const MAX_LISTED: usize = 50;
 
-/// Why one node was not taken.
+/// Why one node does not fit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeReason {
-    /// The node.
+    /// The id of the node.
     pub node_id: NodeId,
-    /// Its host name.
+    /// The node's name, for people.
     pub name: String,
-    /// At least one reason.
+    /// All reasons; at least one.
     pub reasons: Vec<Reason>,
 }
 
@@ -28,20 +28,20 @@ pub struct NodeReason {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}", self.for_tenants())]
 pub struct NoFit {
-    /// Why not, the nearest misses first; at most [`MAX_LISTED`].
+    /// The nodes and their reasons, closest misses first; at most [`MAX_LISTED`].
     pub nodes: Vec<NodeReason>,
-    /// How many nodes are not listed.
+    /// How many further nodes are not listed.
     pub more: usize,
-    /// How many nodes have a reason of each kind, of all nodes.
+    /// How many nodes have a reason of each kind, among all nodes.
     pub summary: BTreeMap<ReasonKind, usize>,
-    /// What was asked for, in words.
+    /// The request as a phrase.
     asked: String,
-    /// Nodes that lack nothing but more free slots, and the most that one of them has.
+    /// How many nodes lack nothing but free slots, and the most free slots that one of them has.
     near: (usize, usize),
 }
 
 impl NoFit {
-    /// Why no node was taken for a request that no node fits. What is cheap is found out of every node, the words only of those listed.
+    /// Explains why no node fits. Computes the kinds of reasons for all nodes, but the details only for the listed ones.
     pub(super) fn explain<'a>(nodes: impl Iterator<Item = &'a Candidate>, request: &PlacementRequest) -> Self {
         let judge = Judge { request, ask: Asked::of(&request.what) };
         let mut sets: Vec<(Kinds, usize)> = Vec::new();
@@ -49,7 +49,7 @@ impl NoFit {
         let mut misses: Vec<Miss<'_>> = Vec::new();
         for candidate in nodes {
             let (kinds, free) = judge.look(candidate);
-            // Nodes have few different sets of reasons between them.
+            // A linear search suffices: nodes have few distinct sets of reasons.
             match sets.iter_mut().find(|(set, _)| *set == kinds) {
                 Some((_, count)) => *count += 1,
                 None => sets.push((kinds, 1)),
@@ -60,7 +60,7 @@ impl NoFit {
             let far = (kinds.has(ReasonKind::NotPinned), usize::MAX - lacks_only_free_slots, kinds.len());
             misses.push(Miss { far, candidate, kinds });
             seen += 1;
-            // Now and then, so that it stays small.
+            // Prune now and then, to bound memory.
             if misses.len() == 16 * MAX_LISTED {
                 keep_nearest(&mut misses);
             }
@@ -78,7 +78,7 @@ impl NoFit {
         Self { nodes: misses.iter().map(listed).collect(), more, summary, asked: asked(&request.what), near: (near, most_free) }
     }
 
-    /// One sentence that tells a tenant what to do, and nothing about any node.
+    /// One sentence that tells a tenant what to do and reveals nothing about any node.
     pub fn for_tenants(&self) -> String {
         let asked = &self.asked;
         match self.near {
@@ -92,7 +92,7 @@ impl NoFit {
         }
     }
 
-    /// A line per node with all its reasons, and how many nodes are left out.
+    /// One line per node with all its reasons, and the number of nodes left out.
     pub fn for_operators(&self) -> Vec<String> {
         let line = |node: &NodeReason| {
             let reasons: Vec<String> = node.reasons.iter().map(ToString::to_string).collect();
@@ -111,7 +111,7 @@ impl NoFit {
     }
 }
 
-/// The request in words. The model is the tenant's own word for it.
+/// The request as a phrase, with the tenant's own name for the model.
 fn asked(what: &What) -> String {
     let shown = |model: &String| plain(model).collect::<String>();
     match what {
@@ -131,9 +131,9 @@ fn asked(what: &What) -> String {
     }
 }
 
-/// A node that was not taken.
+/// A node that does not fit.
 struct Miss<'a> {
-    /// How far it is from being taken: pinned elsewhere, free slots, number of reasons.
+    /// Distance from fitting, for sorting: pinned elsewhere, missing free slots, number of reasons.
     far: (bool, usize, usize),
     candidate: &'a Candidate,
     kinds: Kinds,
@@ -146,7 +146,7 @@ impl Miss<'_> {
     }
 }
 
-/// Drops all but those that are listed, in no order.
+/// Keeps only the misses that will be listed, in any order.
 fn keep_nearest(misses: &mut Vec<Miss<'_>>) {
     if misses.len() > MAX_LISTED {
         misses.select_nth_unstable_by_key(MAX_LISTED, Miss::order);
@@ -154,7 +154,7 @@ fn keep_nearest(misses: &mut Vec<Miss<'_>>) {
     }
 }
 
-/// Kinds of reasons, a bit for each.
+/// A set of kinds of reasons, one bit each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Kinds(u32);
 
@@ -178,7 +178,7 @@ impl Kinds {
     }
 }
 
-/// What is asked of a node.
+/// What the request asks of a node.
 enum Asked {
     Slots(Ask),
     Machine { wanted: Wanted, gpus: Option<usize> },
@@ -198,7 +198,7 @@ impl Asked {
     }
 }
 
-/// Holds nodes against a request, one by one and without an index: whoever has no reason here would have been taken.
+/// Compares nodes with a request one by one, without an index. A node without a reason here would have been taken.
 struct Judge<'a> {
     request: &'a PlacementRequest,
     ask: Asked,
@@ -207,7 +207,7 @@ struct Judge<'a> {
 impl Judge<'_> {
     /// The kinds of reasons against a node, and how many of its slots would do.
     fn look(&self, candidate: &Candidate) -> (Kinds, usize) {
-        // What can never be taken needs no further words.
+        // A node that is ruled out needs no further reasons.
         if self.request.is_pinned_elsewhere(candidate.node_id) {
             return (Kinds::NONE.with(ReasonKind::NotPinned), 0);
         }
@@ -226,7 +226,7 @@ impl Judge<'_> {
         }
     }
 
-    /// The reasons of these kinds, with what there is to say about them.
+    /// The reasons of these kinds, with details.
     fn reasons(&self, candidate: &Candidate, kinds: Kinds) -> Vec<Reason> {
         let everything = Ask { wanted: Wanted::Any, count: candidate.slots.len(), min_vcpus: 0, min_memory_mib: 0 };
         let (ask, wanted_gpus) = match &self.ask {
@@ -273,18 +273,18 @@ impl Judge<'_> {
     }
 }
 
-/// Slots, of those with the right thing in them.
+/// Counts of the slots with the right GPU.
 #[derive(Default)]
 struct Counts {
     /// All of them, and those with enough vCPUs or memory.
     all: usize,
     enough_vcpus: usize,
     enough_memory: usize,
-    /// The same of those that are free.
+    /// The same among the free ones.
     free: usize,
     free_enough_vcpus: usize,
     free_enough_memory: usize,
-    /// Free and with enough of both.
+    /// Free, with enough vCPUs and memory.
     fitting: usize,
 }
 
@@ -320,14 +320,14 @@ fn missing_slots(candidate: &Candidate, ask: &Ask, kinds: Kinds) -> (Kinds, usiz
     let kinds = match counts {
         Counts { all: 0, .. } => kinds.with(ReasonKind::WrongModel),
         Counts { fitting, .. } if fitting >= ask.count => kinds,
-        // If none of them is large enough, waiting does not help, and that must be said.
+        // If no slot is large enough, waiting does not help, so report that, too.
         Counts { free, .. } if free < ask.count => kinds
             .with(ReasonKind::TooFewFree)
             .with_if(counts.enough_vcpus == 0, ReasonKind::TooFewVcpus)
             .with_if(counts.enough_memory == 0, ReasonKind::TooLittleMemory),
         Counts { free_enough_vcpus, free_enough_memory, .. } => {
             let (few, little) = (free_enough_vcpus < ask.count, free_enough_memory < ask.count);
-            // Some lack the one and others the other.
+            // Some slots lack vCPUs and others lack memory.
             let mixed = !few && !little;
             kinds.with_if(few || mixed, ReasonKind::TooFewVcpus).with_if(little || mixed, ReasonKind::TooLittleMemory)
         }

@@ -1,4 +1,4 @@
-//! Why a node was not taken.
+//! Reasons why a node does not fit.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use gpuaas_contract::task::TaskType;
 use super::candidate::SlotView;
 use crate::slot::SlotState;
 
-/// The kinds of reasons, for counting.
+/// The kind of a [`Reason`], for counting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ReasonKind {
     /// See [`Reason::NotPinned`].
@@ -48,7 +48,7 @@ pub enum ReasonKind {
 }
 
 impl ReasonKind {
-    /// Every kind.
+    /// All kinds, in the order in which reasons are listed.
     pub const ALL: [Self; 17] = [
         Self::NotPinned,
         Self::Avoided,
@@ -69,7 +69,7 @@ impl ReasonKind {
         Self::TooLittleMemory,
     ];
 
-    /// Stable code.
+    /// Stable code for programs.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::NotPinned => "not_pinned",
@@ -93,75 +93,75 @@ impl ReasonKind {
     }
 }
 
-/// Why a node was not taken, with what an operator has to know to change that.
+/// Why a node does not fit, with what an operator needs to know to change that.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reason {
     /// An operator pinned the request to other nodes.
     NotPinned,
-    /// It failed there before.
+    /// The allocation failed on this node before.
     Avoided,
     /// The node has no link.
     Offline,
     /// The node is in maintenance.
     Draining,
-    /// The node is held back.
+    /// The node is quarantined by an operator.
     Quarantined,
-    /// Two copies of the node's identity were seen.
+    /// The node is locked, because two copies of its identity were seen.
     Locked,
-    /// The node is gone for good.
+    /// The node is retired for good.
     Retired,
-    /// The host's owner does not allow what it takes.
+    /// The host policy does not allow tasks that are needed.
     HostPolicyDenies {
-        /// Which tasks.
+        /// The tasks that it denies.
         tasks: Vec<TaskType>,
     },
-    /// It is not given out as a whole.
+    /// The machine is not offered as a whole.
     MachineNotOffered,
     /// An allocation has the whole machine.
     MachineLeased,
     /// Something of an allocation may be left on the machine.
     MachineDirty,
-    /// None of its devices were approved as slots.
+    /// None of the node's devices are approved as slots.
     NoSlots,
-    /// It has other GPUs.
+    /// The node has other GPUs.
     WrongModel {
-        /// Which; empty if it has none.
+        /// The models it has; empty if it has none.
         has: Vec<Arc<str>>,
     },
-    /// It has the right GPUs, but not this many.
+    /// The node has the right GPUs, but not in this number.
     WrongGpuCount {
-        /// How many it has.
+        /// How many of these GPUs it has.
         has: usize,
         /// How many are wanted.
         wanted: usize,
     },
-    /// Not enough of its slots are free at once.
+    /// Not enough of its slots are free.
     TooFewFree {
-        /// How many are, of those that would do.
+        /// How many are free, among those that would do.
         free: usize,
-        /// How many are wanted; all of them for a whole machine.
+        /// How many are wanted; for a whole machine, all its slots.
         wanted: usize,
-        /// What the others of this model are doing.
+        /// Why the other slots of this model are not free.
         others: NotFree,
     },
     /// Too few of its slots have enough vCPUs.
     TooFewVcpus {
-        /// Most vCPUs of one of them.
+        /// The largest number of vCPUs of these slots.
         most: u32,
-        /// How many are wanted.
+        /// How many vCPUs are wanted.
         wanted: u32,
     },
     /// Too few of its slots have enough memory.
     TooLittleMemory {
-        /// Most memory of one of them.
+        /// The largest memory of these slots, in MiB.
         most_mib: u64,
-        /// How much is wanted.
+        /// How much memory is wanted, in MiB.
         wanted_mib: u64,
     },
 }
 
 impl Reason {
-    /// Which kind it is.
+    /// The kind of the reason, without details.
     pub const fn kind(&self) -> ReasonKind {
         match self {
             Self::NotPinned => ReasonKind::NotPinned,
@@ -184,7 +184,7 @@ impl Reason {
         }
     }
 
-    /// Stable code.
+    /// Stable code for programs.
     pub const fn as_str(&self) -> &'static str {
         self.kind().as_str()
     }
@@ -224,18 +224,18 @@ impl fmt::Display for Reason {
     }
 }
 
-/// Slots that are not free, by what they are doing.
+/// Number of slots that are not free, by cause.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NotFree {
-    /// In the hands of an allocation.
+    /// Held by an allocation.
     pub leased: usize,
-    /// Being given back.
+    /// Being released.
     pub releasing: usize,
     /// Something of an allocation may be left on them.
     pub cleanup_blocked: usize,
-    /// Their drive must be wiped.
+    /// Their drive must be wiped first.
     pub needs_wipe: usize,
-    /// Held back by an operator.
+    /// Quarantined by an operator.
     pub quarantined: usize,
 }
 
@@ -245,7 +245,7 @@ impl NotFree {
         for slot in slots {
             match slot.state {
                 SlotState::Available if slot.quarantined => counts.quarantined += 1,
-                // Withdrawn ones are no slots any more.
+                // Withdrawn slots no longer count as slots.
                 SlotState::Available | SlotState::Withdrawn => {}
                 SlotState::Leased => counts.leased += 1,
                 SlotState::Releasing => counts.releasing += 1,

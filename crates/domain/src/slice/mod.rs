@@ -1,8 +1,8 @@
-//! Slices: guests on slots. What is asked for becomes a task and changes of the slots, in one decision; what the task's end means for
-//! the slots is in [`settle`].
+//! Slices: guests on slots. A request becomes a task and changes to the slots, in one decision; [`settle`] has the effects of the task's
+//! end on the slots.
 //!
-//! Every order names its allocation and a fencing number, the slots' `lease_epoch`. The number grows whenever slots get another holder or
-//! an operator takes them over, so that the node can tell a late order of an earlier one.
+//! Every order names its allocation and the slots' `lease_epoch`. The epoch grows whenever slots get another holder or an operator takes
+//! them over, so that the node can recognize a late order for an earlier lease.
 
 mod settle;
 
@@ -21,17 +21,17 @@ use crate::refusal::Refusal;
 use crate::slot::{Slot, SlotState, Step, in_use, moved};
 use crate::task::{TaskRecord, TaskState};
 
-/// Slots that go together, and the tasks whose ends decide about them.
+/// The slots of an allocation, and the tasks whose ends decide what happens to them.
 #[derive(Clone, Copy, Debug)]
 pub struct HeldSlots<'a> {
     /// The slots of one allocation.
     pub slots: &'a [Slot],
-    /// Their [`Slot::lease_task`]s.
+    /// The [`Slot::lease_task`] of each slot.
     pub tasks: &'a [TaskRecord],
 }
 
 impl<'a> HeldSlots<'a> {
-    /// The allocation and its number, if all slots agree on them.
+    /// The allocation and its lease epoch, if all slots agree on them.
     fn holder(&self) -> Result<Holder, Refusal> {
         let nobody = || Refusal::not_found("slice_unknown", "no slot belongs to this slice");
         let first = self.slots.first().ok_or_else(nobody)?;
@@ -50,7 +50,7 @@ impl<'a> HeldSlots<'a> {
         self.tasks.iter().find(|task| Some(task.id) == slot.lease_task)
     }
 
-    /// Nothing that decides about the slots is under way.
+    /// Refuses if a task that decides about the slots is still running.
     fn check_idle(&self) -> Result<(), Refusal> {
         let open = self.slots.iter().filter_map(|slot| self.task_of(slot)).find(|task| !task.state.ended());
         let Some(task) = open else { return Ok(()) };
@@ -59,18 +59,19 @@ impl<'a> HeldSlots<'a> {
     }
 }
 
-/// A task to make, and what becomes of its slots in the same commit.
+/// A task to create, and what happens to its slots in the same commit.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Order {
-    /// The task.
+    /// The task to create.
     pub task: Task,
-    /// The slots as they are afterwards.
+    /// The slots after the change.
     pub slots: Vec<Slot>,
-    /// What is written besides the task.
+    /// What to write besides the task.
     pub decision: Decision,
 }
 
-/// Refuses to make a task by hand that acts on slots: it comes out of the records only, together with what becomes of the slots.
+/// Refuses to create a task directly that acts on slots: the control plane creates such tasks from its records only, together with the
+/// changes to the slots.
 pub fn check_by_hand(kind: TaskType) -> Result<(), Refusal> {
     let instead = match kind.facts().by_hand {
         ByHand::Allowed => return Ok(()),
@@ -80,9 +81,9 @@ pub fn check_by_hand(kind: TaskType) -> Result<(), Refusal> {
     Err(Refusal::invalid("task_needs_lease", message))
 }
 
-/// A guest on free slots of one node: they are leased under a new number, and the node is told to make it.
+/// Leases free slots of one node under a new lease epoch, and orders the node to create a guest on them.
 ///
-/// `ids` are those of the new allocation and of its task.
+/// `ids` are the ids of the new allocation and of its task.
 pub fn provision(
     node: &Node,
     slots: &[Slot],
@@ -124,7 +125,7 @@ pub fn provision(
     Ok(ordered(task, &slots, next, Event::SlotLeased, by_task(task_id), &seal, context))
 }
 
-/// Gives the slots of an allocation back: the guest goes, its devices are reset and its drives wiped, and the node proves it.
+/// Releases the slots of an allocation: the node removes the guest, resets its devices, wipes its drives, and proves it.
 pub fn release(
     held: HeldSlots<'_>,
     wipe: bool,
@@ -152,18 +153,18 @@ pub fn release(
     Ok(ordered(task, held.slots, next, Event::SlotReleasing, cause, &seal, context))
 }
 
-/// Whether a task is a release that leaves the content of the drives. After it, only an operator orders the wipe: whoever asked for it
-/// wants to look at the drives, whether or not the release succeeded.
+/// Whether a task is a release that keeps the content of the drives. After that, only an operator orders the wipe, because whoever asked
+/// for it wants to look at the drives, whether or not the release succeeded.
 pub fn keeps_content(task: &TaskRecord) -> bool {
     let Ok(Task::SliceVmRelease(params)) = Task::parse(task.task_type, &task.params) else { return false };
     !params.wipe
 }
 
-/// An operator's word that what is left of an allocation shall go, whoever the node thinks has the slots: a release under a new number
-/// that takes over every earlier lease and wipes the drives. It frees nothing by itself; only the node's complete proof does.
+/// An operator's order to remove what is left of an allocation, regardless of which lease the node thinks is current: a release under a new
+/// lease epoch that takes over all earlier leases and wipes the drives. It frees nothing by itself; only the node's complete proof does.
 ///
-/// `held` are all slots that belong together with the one that was named: the guest is one, so they are cleaned up together.
-/// `ids` are an allocation for slots that have none, and the task.
+/// `held` are all slots of the same guest as the named one, because they can only be cleaned up together. `ids` are an allocation id for
+/// slots that have none, and the id of the task.
 pub fn force_cleanup(
     held: HeldSlots<'_>,
     reason: &str,
@@ -212,7 +213,7 @@ pub fn force_cleanup(
     Ok(ordered(task, held.slots, next, Event::SlotTakenOver, cause, &seal, context))
 }
 
-/// Stops, starts or reboots a guest that is there.
+/// Stops, starts or reboots an existing guest.
 pub fn power(held: HeldSlots<'_>, action: PowerAction, graceful_timeout_seconds: u32) -> Result<Order, Refusal> {
     let Holder { allocation_id, lease_epoch } = held.holder()?;
     held.check_idle()?;
@@ -236,7 +237,7 @@ pub fn power(held: HeldSlots<'_>, action: PowerAction, graceful_timeout_seconds:
     Ok(Order { task, slots: held.slots.to_vec(), decision: Decision::default() })
 }
 
-/// Reads a guest's serial console, also while it is being made or given back.
+/// Reads the serial console of a guest, even while it is being created or released.
 pub fn console(held: HeldSlots<'_>, tail_bytes: u32, follow_seconds: u32) -> Result<Order, Refusal> {
     let Holder { allocation_id, lease_epoch } = held.holder()?;
     let params = slice_console_read::Params { allocation_id, lease_epoch, tail_bytes, follow_seconds };
@@ -244,7 +245,7 @@ pub fn console(held: HeldSlots<'_>, tail_bytes: u32, follow_seconds: u32) -> Res
     Ok(Order { task, slots: held.slots.to_vec(), decision: Decision::default() })
 }
 
-/// The node would refuse what does not parse; the caller is told now.
+/// Parses the task as the node would, so that the caller learns about a refusal now.
 fn checked(task: Task) -> Result<Task, Refusal> {
     match Task::parse(task.task_type(), task.params_json().get()) {
         Ok(_) => Ok(task),
@@ -252,7 +253,7 @@ fn checked(task: Task) -> Result<Task, Refusal> {
     }
 }
 
-/// The cause of a step that a new task takes.
+/// The cause of a change by a new task.
 fn by_task(task_id: TaskId) -> SlotCause {
     SlotCause { task_id: Some(task_id), outcome: None, wipe: None, reason: None }
 }
@@ -281,10 +282,10 @@ fn in_order(slots: &[Slot]) -> Vec<LeasedSlot> {
     slots.into_iter().map(Slot::leased).collect()
 }
 
-/// A number higher than any that was given out for these slots.
+/// A lease epoch that is higher than any assigned to these slots before.
 fn next_epoch(slots: &[Slot]) -> Result<u64, Refusal> {
     let highest = slots.iter().map(|slot| slot.lease_epoch).max().unwrap_or(0);
-    // The stores keep numbers with a sign.
+    // The stores have signed integers.
     let next = highest.checked_add(1).filter(|next| i64::try_from(*next).is_ok());
     next.ok_or_else(|| Refusal::conflict("lease_epochs_used_up", "the slots' lease numbers are used up"))
 }

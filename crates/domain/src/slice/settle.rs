@@ -1,4 +1,4 @@
-//! What the end of a task means for the slots it worked on.
+//! Settling: the effect of a task's end on the slots it worked on.
 
 use gpuaas_contract::cleanup::{CleanupProof, NOT_WIPED, Reset, SlotProof, WipeMethod, WipeStatus};
 use gpuaas_contract::event::{Event, SlotCause};
@@ -11,52 +11,52 @@ use crate::decision::{Context, Decision};
 use crate::slot::{Slot, SlotState, Step, freed, moved};
 use crate::task::TaskRecord;
 
-/// Longest reason that is kept of a slot.
+/// Maximum length of the reason that is stored with a slot.
 const MAX_REASON: usize = 1000;
 
-/// A task that decides about slots, at its end.
+/// The end of a task that decides what happens to slots.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ending {
-    /// The task, as it is written.
+    /// The task as it is written.
     pub task: TaskRecord,
-    /// How it ended.
+    /// What is known about whether and how it ran.
     pub end: TaskEnd,
 }
 
-/// What is known of whether and how a task ran.
+/// What is known about whether and how a task ran.
 #[derive(Clone, Debug, PartialEq)]
 pub enum TaskEnd {
-    /// No node has it or will ever have it.
+    /// No node has the task, and none will ever have it.
     NeverRan,
-    /// A node may have run it, or run it still.
+    /// A node may have run it, or may still be running it.
     MayHaveRun,
-    /// The node says how.
+    /// The node reported how it ended.
     Receipt {
-        /// How it ended.
+        /// How the task ended.
         outcome: Outcome,
-        /// Whether it was ever started.
+        /// Whether the task was ever started.
         started: bool,
-        /// What it proves to be clean.
+        /// The cleanup proof, if the receipt has one.
         proof: Option<CleanupProof>,
     },
 }
 
-/// Where a slot goes.
+/// The next state of a slot.
 enum Next {
-    /// To its tenant.
+    /// Its tenant uses it.
     Leased,
-    /// Back into the pool.
+    /// Available again.
     Free,
-    /// It waits for a wipe.
+    /// Waits for a wipe, for this reason.
     NeedsWipe(String),
-    /// Nobody may have it.
+    /// Cannot be used, for this reason.
     Blocked(String),
 }
 
-/// What the end of a task means for its slots: those whose [`Slot::lease_task`] it is. Others have gone on without it, under another task
-/// or another number, and nothing that comes late from it touches them.
+/// The effect of a task's end on those slots whose [`Slot::lease_task`] it is. Other slots have moved on to another task or lease epoch,
+/// and a late result does not affect them.
 ///
-/// `genuine` says whether the control plane itself made the task's row; of another nothing is believed.
+/// `genuine` says whether the control plane itself wrote the task's row; otherwise nothing in it is trusted.
 pub fn settle(slots: &[Slot], ending: &Ending, genuine: bool, seal: impl Fn(&Slot) -> String, context: &Context) -> Decision {
     let task = &ending.task;
     let mut decision = Decision::default();
@@ -75,7 +75,8 @@ pub fn settle(slots: &[Slot], ending: &Ending, genuine: bool, seal: impl Fn(&Slo
 fn settled(slot: &Slot, ending: &Ending, genuine: bool) -> Option<(Slot, Step)> {
     let slot = &match slot.state {
         SlotState::Leased | SlotState::Releasing | SlotState::CleanupBlocked | SlotState::NeedsWipe => slot.clone(),
-        // The records said that it never ran, and the slot is free since. If the node says otherwise after all, the slot is no longer free.
+        // The slot was freed because the records said that the task never ran. If the node contradicts that now, the slot is not free after
+        // all.
         SlotState::Available | SlotState::Quarantined => contradicted(slot, ending)?,
         SlotState::Withdrawn => return None,
     };
@@ -95,7 +96,7 @@ fn settled(slot: &Slot, ending: &Ending, genuine: bool) -> Option<(Slot, Step)> 
     })
 }
 
-/// A free slot as it was under the lease of this task, if it has not been given away since and the node says that the task ran.
+/// A free slot as it was under this task's lease, if it was not leased again since and the node reports that the task ran.
 fn contradicted(slot: &Slot, ending: &Ending) -> Option<Slot> {
     let Holder { allocation_id, lease_epoch } = Task::parse(ending.task.task_type, &ending.task.params).ok()?.holder()?;
     if ending.task.task_type != TaskType::SliceVmProvision || lease_epoch != slot.lease_epoch {
@@ -108,11 +109,11 @@ fn contradicted(slot: &Slot, ending: &Ending) -> Option<Slot> {
     }
 }
 
-/// A proof that speaks of this slot under its own lease, or why there is none.
+/// The part of a proof that covers a slot under its current lease, or why there is none.
 type Spoken<'a> = Result<(&'a CleanupProof, &'a SlotProof), String>;
 
 impl TaskEnd {
-    /// What the receipt proves of a slot, if there is a receipt.
+    /// What the receipt proves about a slot; `None` if there is no receipt.
     fn proof_of(&self, slot: &Slot) -> Option<Spoken<'_>> {
         let Self::Receipt { proof, .. } = self else { return None };
         let Some(proof) = proof else { return Some(Err("the node gave no proof of cleanup".to_owned())) };
@@ -132,7 +133,7 @@ fn next(slot: &Slot, ending: &Ending, proof: Option<&Spoken<'_>>) -> Next {
     let Ending { task, end } = ending;
     let provision = task.task_type == TaskType::SliceVmProvision;
     let outcome = match end {
-        // It was clean before, and nothing happened since.
+        // The slot was clean before, and nothing has happened since.
         TaskEnd::NeverRan if provision => return Next::Free,
         TaskEnd::NeverRan => return Next::Blocked(format!("the release did not run: {}", because(task))),
         TaskEnd::MayHaveRun => return Next::Blocked(format!("{} was lost: {}", task.task_type, because(task))),
@@ -157,7 +158,7 @@ fn next(slot: &Slot, ending: &Ending, proof: Option<&Spoken<'_>>) -> Next {
     }
 }
 
-/// What is not proven, or cannot be as the node says.
+/// What is not proven, or contradicts what the control plane knows.
 fn blockers(slot: &Slot, proof: &CleanupProof, of_slot: &SlotProof) -> Vec<Blocker> {
     let mut blockers = proof.common_blockers();
     blockers.extend(proof.slot_blockers(&slot.leased(), true));
@@ -173,7 +174,7 @@ fn blockers(slot: &Slot, proof: &CleanupProof, of_slot: &SlotProof) -> Vec<Block
     blockers
 }
 
-/// The slot with what its node has said of it, for the next proof.
+/// The slot with what this proof reveals about it, for checking the next proof.
 fn learned(slot: &Slot, proof: &SlotProof) -> Slot {
     let wiped =
         proof.drive.serial == slot.spec.nvme_serial && proof.drive.is_clean() && proof.drive.method != WipeMethod::Untouched;

@@ -1,4 +1,4 @@
-//! The approval that makes slots of what a node found on itself.
+//! Approval: turns what a node discovered on itself into slots.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -14,13 +14,13 @@ use crate::node::Node;
 use crate::refusal::Refusal;
 use crate::task::{TaskRecord, TaskState};
 
-/// How old a proposal may be when it is approved: hardware that was changed since must be looked at again.
+/// Maximum age of a proposal when it is approved: hardware that may have changed since must be discovered again.
 pub const PROPOSAL_LIFE: Duration = Duration::from_secs(24 * 3600);
 
-/// Turns what a node found into slots: those with the wanted indexes, or all that could be used. Returns the slots that are wanted,
-/// as they are afterwards. A slot that somebody has, or that is not clean, keeps its devices.
+/// Turns what a node discovered into slots: those with the wanted indexes, or all that are usable. Returns these slots after the change. A
+/// slot that is in use or not clean keeps its devices.
 ///
-/// `existing` are all slots of the node, `new_id` makes ids for new ones, `seal` computes [`Slot::seal`].
+/// `existing` are all slots of the node, `new_id` generates ids for new ones, and `seal` computes [`Slot::seal`].
 pub fn approve(
     node: &Node,
     proposal: (&TaskRecord, &Output),
@@ -44,14 +44,14 @@ pub fn approve(
     let mut decision = Decision::default();
     let chosen = chosen(found, wanted)?;
     let of_index = |index: u32| existing.iter().find(|slot| slot.spec.slot_index == index);
-    // Those that are approved together get new devices together.
+    // Slots that are approved together get their new devices together, so they cannot collide with each other's old ones.
     let stays = |slot: &&Slot| {
         let chosen = chosen.iter().any(|chosen| chosen.slot_index == slot.spec.slot_index);
         slot.state != SlotState::Withdrawn && !(chosen && slot.state.is_clean())
     };
     for candidate in &chosen {
         let before = of_index(candidate.slot_index);
-        // What is in use looks different to the node than what is free; that changes nothing about it.
+        // A slot in use looks different to the node than a free one; that does not change its record.
         if let Some(slot) = before.filter(|slot| !slot.state.is_clean()) {
             if wanted.is_some() && candidate.spec().as_ref() != Some(&slot.spec) {
                 return Err(in_use(slot));
@@ -118,7 +118,7 @@ pub fn approve(
     Ok((slots, decision))
 }
 
-/// The candidates with these indexes, or all that could be used.
+/// The candidates with these indexes, or all that are usable.
 fn chosen<'a>(found: &'a Output, wanted: Option<&BTreeSet<u32>>) -> Result<Vec<&'a CandidateSlot>, Refusal> {
     let Some(wanted) = wanted else {
         let usable: Vec<_> = found.candidate_slots.iter().filter(|candidate| candidate.schedulable).collect();

@@ -1,8 +1,8 @@
-//! Slots: made by an operator's approval of what a node found on itself, and never by the node.
+//! Slots: created when an operator approves what a node discovered on itself, never by the node.
 //!
-//! A slot is in one of three conditions. It is clean (available, quarantined or withdrawn) and belongs to nobody; or an allocation has it
-//! (leased, releasing); or it is dirty (`cleanup_blocked`, `needs_wipe`). It becomes clean again only by a node's complete proof, or
-//! where the control plane can prove that nothing ever ran on it: see [`crate::slice::settle`].
+//! A slot is in one of three conditions. It is clean (available, quarantined or withdrawn) and nobody holds it; or an allocation holds it
+//! (leased, releasing); or it is dirty (`cleanup_blocked`, `needs_wipe`). It becomes clean again only by a node's complete proof, or if the
+//! control plane can prove that nothing ever ran on it; see [`crate::slice::settle`].
 
 mod approve;
 
@@ -19,54 +19,54 @@ use crate::decision::{Change, Context, Decision};
 use crate::node::MAX_REASON;
 use crate::refusal::Refusal;
 
-/// A GPU with its drive and fabric function.
+/// A GPU with its drive and network function.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Slot {
-    /// Its id.
+    /// Unique id of the slot.
     pub id: SlotId,
     /// Row version.
     pub version: i64,
     /// The node it is on.
     pub node_id: NodeId,
-    /// What it consists of.
+    /// The devices and resources it consists of.
     pub spec: SlotSpec,
-    /// Where it stands.
+    /// Who holds it, and whether it is clean.
     pub state: SlotState,
-    /// Why, in words; empty while available.
+    /// Why it is in this state, for people; empty while available.
     pub reason: String,
-    /// Set while an operator holds it back, with the reason. A slot that is in use stays with its tenant and is held back once it is clean.
+    /// Set while an operator quarantines it, with the reason. A slot in use stays with its tenant and is quarantined once it is clean.
     pub quarantine: Option<String>,
-    /// The allocation that has it, or whose remains are on it. Set exactly while the slot is not clean.
+    /// The allocation that holds it, or that left something on it. Set exactly while the slot is not clean.
     pub allocation_id: Option<AllocationId>,
-    /// The highest fencing number that was ever given out for it. Never goes back.
+    /// The highest lease epoch ever assigned to it. Never decreases.
     pub lease_epoch: u64,
-    /// The last task that was to make it or clean it: whose end decides about it.
+    /// The most recent task that provisions or cleans it. Its end decides the next state.
     pub lease_task: Option<TaskId>,
-    /// It is known that its drive was written: no node may say that it was not.
+    /// The drive is known to have been written, so a proof that calls it untouched is rejected.
     pub drive_used: bool,
-    /// It is known that its functions were in a guest's hands: no node may say that they were not.
+    /// The functions are known to have been used by a guest, so a proof that calls a reset unnecessary is rejected.
     pub devices_used: bool,
     /// The task whose receipt proposed it.
     pub proposed_by: TaskId,
-    /// Who approved that.
+    /// The actor who approved it.
     pub approved_by: String,
-    /// When.
+    /// When it was last approved.
     pub approved_at: Timestamp,
-    /// First approval.
+    /// When it was first approved.
     pub created_at: Timestamp,
-    /// Proof that the control plane itself wrote this row (see [`seal_text`]); checked before it is used.
+    /// Proves that the control plane itself wrote this row (see [`seal_text`]); checked before the row is used.
     pub seal: String,
 }
 
 impl Slot {
-    /// What a node is told of it.
+    /// The slot as tasks describe it to the node.
     pub fn leased(&self) -> LeasedSlot {
         LeasedSlot { slot_id: self.id, spec: self.spec.clone() }
     }
 }
 
-/// The text whose MAC is [`Slot::seal`]: which devices of which node, who approved them, who has them and what is known to be on them. A
-/// row that somebody wrote into the database, or changed there, does not match and is never used.
+/// The text whose MAC is [`Slot::seal`]: which devices of which node, who approved them, who holds them and what is known about them. A row
+/// that was inserted or changed directly in the database does not match and is never used.
 pub fn seal_text(slot: &Slot) -> String {
     let Slot { id, node_id, spec, proposed_by, approved_by, approved_at, .. } = slot;
     let Slot { state, allocation_id, lease_epoch, lease_task, drive_used, devices_used, quarantine, .. } = slot;
@@ -80,18 +80,18 @@ pub fn seal_text(slot: &Slot) -> String {
     )
 }
 
-/// What an operator may do with one slot.
+/// What an operator can do to a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
-    /// Hold it back.
+    /// Keep the slot from being used.
     Quarantine,
-    /// Let it go again.
+    /// Allow the slot to be used again.
     Unquarantine,
-    /// End it.
+    /// Remove the slot.
     Withdraw,
 }
 
-/// An operator's word about one slot. Saying it twice changes nothing. `seal` computes [`Slot::seal`].
+/// Carries out an operator's operation on a slot. Idempotent. `seal` computes [`Slot::seal`].
 pub fn operate(
     slot: &Slot,
     operation: Operation,
@@ -124,9 +124,9 @@ pub fn operate(
     Ok(moved(slot, next, step, because(reason), &seal, context).1)
 }
 
-/// The node that this slot is on got other keys, another installation of the machine or another machine, or it was retired. What was
-/// known of the slot is not known any more. One that was clean comes back when an operator approves what the node finds on itself now; one that was not
-/// comes back by the node's own proof. `None` if nothing changes.
+/// The node of this slot was retired, or got other keys: it is another installation of the machine, or another machine. Nothing that was
+/// known about the slot is known any more. A clean slot comes back when an operator approves what the node discovers now; any other comes
+/// back by the node's own proof. `None` if nothing changes.
 pub fn node_gone(slot: &Slot, reason: &str, seal: impl Fn(&Slot) -> String, context: &Context) -> Option<(Slot, Decision)> {
     let (state, step): (_, Step) = match slot.state {
         SlotState::Available | SlotState::Quarantined => (SlotState::Withdrawn, Event::SlotWithdrawn),
@@ -138,7 +138,7 @@ pub fn node_gone(slot: &Slot, reason: &str, seal: impl Fn(&Slot) -> String, cont
     Some(moved(slot, next, step, because(reason), &seal, context))
 }
 
-/// The slot with or without an operator's hold. One that is clean changes its state with it, any other goes on as it is.
+/// Sets or removes the quarantine. The state of a clean slot changes with it; any other slot keeps its state.
 fn held(slot: &Slot, reason: Option<&str>) -> Slot {
     let slot = Slot { quarantine: reason.map(str::to_owned), ..slot.clone() };
     match slot.state {
@@ -149,7 +149,7 @@ fn held(slot: &Slot, reason: Option<&str>) -> Slot {
     }
 }
 
-/// The slot once it is clean: nobody's, and free unless an operator holds it back.
+/// The slot once it is clean: held by nobody, and available unless it is quarantined.
 pub(crate) fn freed(slot: &Slot) -> Slot {
     let state = if slot.quarantine.is_some() { SlotState::Quarantined } else { SlotState::Available };
     Slot {
@@ -162,7 +162,7 @@ pub(crate) fn freed(slot: &Slot) -> Slot {
     }
 }
 
-/// Somebody has it, or its remains are on it.
+/// The refusal for a slot that is in use or not clean.
 pub(crate) fn in_use(slot: &Slot) -> Refusal {
     let todo = match slot.state {
         SlotState::Leased | SlotState::Releasing => "release its slice first",
@@ -173,15 +173,15 @@ pub(crate) fn in_use(slot: &Slot) -> Refusal {
     Refusal::conflict("slot_in_use", message)
 }
 
-/// How a step in a slot's life is recorded: the event of the step.
+/// Builds the event for a change of a slot.
 pub(crate) type Step = fn(SlotMoved) -> Event;
 
-/// The cause of a step that somebody gave a reason for.
+/// The cause of a change that has a reason in text.
 fn because(reason: &str) -> SlotCause {
     SlotCause { task_id: None, outcome: None, wipe: None, reason: Some(reason.to_owned()) }
 }
 
-/// A step in a slot's life: sealed, written and recorded.
+/// Seals, writes and records a change of a slot.
 pub(crate) fn moved(
     before: &Slot,
     after: Slot,
@@ -198,7 +198,7 @@ pub(crate) fn moved(
         from: before.state.into(),
         to: after.state.into(),
         quarantined: after.quarantine.is_some(),
-        // Of one that became clean, whose it was.
+        // For a slot that became clean, the allocation that held it before.
         allocation_id: after.allocation_id.or(before.allocation_id),
         lease_epoch: after.lease_epoch,
         cause,

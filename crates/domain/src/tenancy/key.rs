@@ -1,11 +1,11 @@
-//! Revoking keys of service accounts and tokens of the platform.
+//! Revocation of service account keys and platform tokens.
 
 use gpuaas_contract::event::{ApiKeyRevoked, ApiTokenRevoked, Event};
 
 use crate::access::ApiToken;
 use crate::decision::{Change, Context, Decision, Wakeup};
 
-/// Revokes a key of a service account or a token of the platform. Repeating it changes nothing.
+/// Revokes a key of a service account or a platform token. Idempotent.
 pub fn revoke_key(key: &ApiToken, context: &Context) -> (ApiToken, Decision) {
     if key.revoked_at.is_some() {
         return (key.clone(), Decision::default());

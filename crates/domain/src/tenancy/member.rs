@@ -1,4 +1,4 @@
-//! Who has which role where: invited, changed, removed.
+//! Members: invited, changed, removed.
 
 use gpuaas_contract::event::{Event, MemberEvent};
 use gpuaas_contract::id::MembershipId;
@@ -17,7 +17,7 @@ impl Membership {
         let (parent, live) = (self.at.to_string(), self.removed_at.is_none());
         let who = self.who.to_string();
         Keys {
-            // One role per person and place.
+            // One role per holder and place.
             lookup: live.then(|| format!("{parent}\n{who}")),
             owner: live.then_some(who),
             parent,
@@ -36,12 +36,12 @@ impl Membership {
     }
 }
 
-/// How invitations to somebody are found: the `owner` of their rows. Only an address that was proved to be theirs counts.
+/// The `owner` key of the rows that invite this user. Only a verified email address counts.
 pub fn invitations_of(user: &User) -> Option<String> {
     user.email_verified.then(|| Who::Invited(user.email.clone()).to_string())
 }
 
-/// Gives somebody a role. Who is not known yet is invited by their address and gets the role with their first sign-in.
+/// Grants a role. Someone who has no account yet is invited by email address and gets the role at the first sign-in.
 pub fn invite(
     id: MembershipId,
     who: Who,
@@ -54,7 +54,7 @@ pub fn invite(
     Ok((membership.clone(), recorded(decision, &membership, Event::MemberAdded, context)))
 }
 
-/// Gives somebody another role. `others` are the other members of the same place, so that the last owner stays one.
+/// Changes a member's role. `others` are the other members of the same place, so that the last owner cannot be demoted.
 pub fn change_role(
     membership: &Membership,
     role: MemberRole,
@@ -79,7 +79,7 @@ pub fn change_role(
     Ok((next.clone(), recorded(decision, &next, Event::MemberChanged, context)))
 }
 
-/// Takes a role away. `others` are the other members of the same place, so that the last owner stays one.
+/// Removes a member's role. `others` are the other members of the same place, so that the last owner cannot leave.
 pub fn leave(membership: &Membership, others: &[Membership], context: &Context) -> Result<(Membership, Decision), Refusal> {
     if membership.removed_at.is_some() {
         return Ok((membership.clone(), Decision::default()));
@@ -90,7 +90,7 @@ pub fn leave(membership: &Membership, others: &[Membership], context: &Context) 
     Ok((next.clone(), recorded(decision, &next, Event::MemberRemoved, context)))
 }
 
-/// Ends all roles in a place that is no more.
+/// Removes all roles in a place that is deleted.
 pub(super) fn close(members: &[Membership], context: &Context) -> Decision {
     let mut decision = Decision::default();
     for member in members.iter().filter(|member| member.removed_at.is_none()) {
@@ -101,8 +101,8 @@ pub(super) fn close(members: &[Membership], context: &Context) -> Decision {
     decision
 }
 
-/// Invitations to an address become roles of the user who has proved to have it. `present` are the roles the user has: where there is one
-/// already, the invitation is only dropped.
+/// Turns invitations to an email address into roles of the user who has verified it. `present` are the user's existing roles: where the
+/// user already has one, the invitation is only dropped.
 pub fn accept_invitations(user: &User, invitations: &[Membership], present: &[Membership], context: &Context) -> Decision {
     let mut decision = Decision::default();
     if !user.email_verified || user.deactivated_at.is_some() {
@@ -132,8 +132,8 @@ fn check_live(membership: &Membership) -> Result<(), Refusal> {
     }
 }
 
-/// A project or an organization without an owner could be helped by an administrator only, and the platform without an administrator by
-/// whoever sits at the server only.
+/// Refuses to remove the last owner or administrator. Without an owner, a project or an organization would depend on an administrator;
+/// without an administrator, the platform would depend on someone with access to the local socket.
 fn check_not_last(membership: &Membership, others: &[Membership]) -> Result<(), Refusal> {
     let leads = |membership: &Membership| {
         matches!(membership.role, MemberRole::Project(ProjectRole::Owner) | MemberRole::Platform(PlatformRole::Admin))

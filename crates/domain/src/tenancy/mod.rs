@@ -1,4 +1,4 @@
-//! Organizations, projects, and who belongs to them.
+//! Organizations, projects, and their members.
 
 mod key;
 mod member;

@@ -1,22 +1,22 @@
-//! What the built-in issuer remembers between two requests of a sign-in: codes, device grants, refresh tokens. What they mean is the
-//! issuer's business; here they are rows that are found by a digest of their secret and forgotten after a while.
+//! State that the built-in issuer keeps between two requests of a sign-in: codes, device grants, refresh tokens. Only the issuer interprets
+//! them; here they are rows that are found by a digest of their secret and deleted after a while.
 
 use gpuaas_contract::id::{GrantId, UserId};
 use gpuaas_contract::time::Timestamp;
 
 use crate::resource::{Keys, resource};
 
-/// What kind of thing is remembered.
+/// The kind of stored state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SignInKind {
-    /// A code on its way through a browser.
+    /// An authorization code on its way through a browser.
     Code,
-    /// A device that waits for a person.
+    /// A device that waits for a person to approve it.
     Device,
-    /// What keeps a client signed in.
+    /// A refresh token, which keeps a client signed in.
     Refresh,
-    /// A whole sign-in: revoked with everything that came out of it.
+    /// A whole sign-in; revoked together with everything that was issued from it.
     Grant,
 }
 
@@ -32,25 +32,25 @@ impl SignInKind {
     }
 }
 
-/// One remembered thing.
+/// One piece of stored state.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct SignIn {
-    /// The kind and a digest of the secret, such as `refresh:sha256:…`: the secret itself is nowhere.
+    /// The kind and a digest of the secret, such as `refresh:sha256:…`. The secret itself is not stored.
     pub id: String,
     /// Row version.
     #[serde(skip)]
     pub version: i64,
-    /// What it is.
+    /// What it stores.
     pub kind: SignInKind,
-    /// A second way to find it: what a person types in for a device.
+    /// A second way to find it: the code that a person enters for a device.
     pub lookup: Option<String>,
-    /// The sign-in it belongs to.
+    /// The sign-in it belongs to; `None` until there is one.
     pub grant: Option<GrantId>,
-    /// Whose it is, once that is known.
+    /// The user who signs in, once known.
     pub user: Option<UserId>,
-    /// What the issuer wants to know again, JSON.
+    /// Data of the issuer, as JSON.
     pub body: serde_json::Value,
-    /// From when on it may be forgotten.
+    /// When it may be deleted.
     pub expires_at: Timestamp,
 }
 

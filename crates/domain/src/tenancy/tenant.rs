@@ -17,21 +17,21 @@ use crate::quota::{Limits, Quota};
 use crate::refusal::Refusal;
 use crate::resource::{Keys, resource};
 
-/// A company, a university, a team.
+/// A company, a university or a team.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Organization {
-    /// Its id.
+    /// Unique id of the organization.
     pub id: OrgId,
     /// Row version.
     #[serde(skip)]
     pub version: i64,
-    /// What people type; no other organization has it.
+    /// Name that people type; unique among organizations.
     pub name: String,
-    /// In words.
+    /// Free text for people.
     pub description: String,
-    /// When it was made.
+    /// When it was created.
     pub created_at: Timestamp,
-    /// Set when it is over. Its audit rows stay.
+    /// When it was deleted; its audit entries stay. `None` while it exists.
     #[serde(default)]
     pub deleted_at: Option<Timestamp>,
 }
@@ -45,23 +45,23 @@ impl Organization {
     }
 }
 
-/// What owns allocations.
+/// The owner of allocations, SSH keys and service accounts.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Project {
-    /// Its id.
+    /// Unique id of the project.
     pub id: ProjectId,
     /// Row version.
     #[serde(skip)]
     pub version: i64,
-    /// Whose it is.
+    /// The organization that owns it.
     pub organization_id: OrgId,
-    /// What people type; no other project of the organization has it.
+    /// Name that people type; unique within the organization.
     pub name: String,
-    /// In words.
+    /// Free text for people.
     pub description: String,
-    /// When it was made.
+    /// When it was created.
     pub created_at: Timestamp,
-    /// Set when it is over. Its allocations and its audit rows stay.
+    /// When it was deleted; its allocations and its audit entries stay. `None` while it exists.
     pub deleted_at: Option<Timestamp>,
 }
 
@@ -78,12 +78,12 @@ impl Project {
         }
     }
 
-    /// Whether it is there.
+    /// Whether it exists or is deleted.
     pub const fn state(&self) -> ProjectState {
         if self.deleted_at.is_none() { ProjectState::Active } else { ProjectState::Deleted }
     }
 
-    /// Refuses to do anything in a project that is over.
+    /// Refuses any change in a deleted project.
     pub fn check_live(&self) -> Result<(), Refusal> {
         match self.deleted_at {
             None => Ok(()),
@@ -95,20 +95,20 @@ impl Project {
 /// A program that acts for a project. It signs in with API keys; its roles are memberships like those of people.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct ServiceAccount {
-    /// Its id.
+    /// Unique id of the service account.
     pub id: ServiceAccountId,
     /// Row version.
     #[serde(skip)]
     pub version: i64,
     /// The project it acts for.
     pub project_id: ProjectId,
-    /// What people type; no other of the project has it.
+    /// Name that people type; unique within the project.
     pub name: String,
-    /// In words.
+    /// Free text for people.
     pub description: String,
-    /// When it was made.
+    /// When it was created.
     pub created_at: Timestamp,
-    /// Set when it is over; its keys no longer count from then on.
+    /// When it was deleted; its keys no longer count. `None` while it exists.
     pub deleted_at: Option<Timestamp>,
 }
 
@@ -126,7 +126,7 @@ impl ServiceAccount {
     }
 }
 
-/// A new organization, with a quota of its own.
+/// Creates an organization, with a quota.
 pub fn create_organization(
     id: OrgId,
     name: &str,
@@ -148,7 +148,7 @@ pub fn create_organization(
     Ok((organization, decision))
 }
 
-/// Other words for an organization. Saying the same again changes nothing.
+/// Changes the description of an organization. Idempotent.
 pub fn describe_organization(
     organization: &Organization,
     description: &str,
@@ -164,7 +164,7 @@ pub fn describe_organization(
     Ok((next, decision))
 }
 
-/// A new project, with a quota of its own inside that of its organization.
+/// Creates a project, with a quota of its own in addition to that of its organization.
 pub fn create_project(
     id: ProjectId,
     organization: &Organization,
@@ -189,13 +189,14 @@ pub fn create_project(
         name: project.name.clone(),
         limits,
     });
-    // The organization is written as well, unchanged: of a project and the end of its organization at the same moment, one loses.
+    // Also writes the organization, unchanged: if it is deleted at the same time, one of the two is a conflict.
     let decision = Decision::default().insert(&project).insert(&quota).update(organization);
     let decision = decision.record(context, id, event);
     Ok((project, decision))
 }
 
-/// Ends an organization that has no projects any more, with its members and its images. `projects` is how many it has that are not deleted.
+/// Deletes an organization without projects, with its members and its images. `projects` is the number of its projects that are not
+/// deleted.
 pub fn delete_organization(
     organization: &Organization,
     projects: u64,
@@ -219,7 +220,7 @@ pub fn delete_organization(
     Ok((next, decision.record(context, organization.id, event)))
 }
 
-/// Other words for a project. Saying the same again changes nothing.
+/// Changes the description of a project. Idempotent.
 pub fn describe_project(project: &Project, description: &str, context: &Context) -> Result<(Project, Decision), Refusal> {
     project.check_live()?;
     let next = Project { description: checked_text(description, "the description")?, ..project.clone() };
@@ -231,7 +232,7 @@ pub fn describe_project(project: &Project, description: &str, context: &Context)
     Ok((next, decision))
 }
 
-/// Ends a project that has nothing any more, with its members. `quota` says whether it has: it counts every allocation that is not over.
+/// Deletes an empty project, with its members. `quota` tells whether it is empty: it counts all allocations that have not ended.
 pub fn delete_project(
     project: &Project,
     quota: &Quota,
@@ -246,7 +247,7 @@ pub fn delete_project(
         return Err(Refusal::conflict("project_in_use", message));
     }
     let next = Project { deleted_at: Some(context.now), ..project.clone() };
-    // The quota is written as well, unchanged: an allocation that is asked for at the same moment changes it, and one of the two loses.
+    // Also writes the quota, unchanged: an allocation requested at the same time changes it, so one of the two is a conflict.
     let decision = Decision::default().update(&next).update(quota).wakeup(crate::Wakeup::Rights);
     let decision = decision.and(close(members, context));
     let event = Event::ProjectDeleted(ProjectDeleted { project_id: next.id, name: next.name.clone() });
@@ -276,7 +277,7 @@ pub fn create_service_account(
     Ok((account, decision))
 }
 
-/// Ends a service account, and with it every key it has.
+/// Deletes a service account, and with it all its keys.
 pub fn delete_service_account(account: &ServiceAccount, context: &Context) -> (ServiceAccount, Decision) {
     if account.deleted_at.is_some() {
         return (account.clone(), Decision::default());

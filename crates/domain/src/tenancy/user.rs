@@ -1,4 +1,4 @@
-//! People, as the issuers of their tokens name them. A user is created at the first sign-in and has no permissions until somebody
+//! Users: people, as the issuers of their tokens identify them. A user is created at the first sign-in and has no permissions until someone
 //! invites them.
 
 use gpuaas_contract::event::{Event, UserChanged, UserCreated, UserDeleted, UserEvent, UserSignInFailed};
@@ -16,45 +16,45 @@ use crate::resource::{Keys, resource};
 /// A person.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct User {
-    /// Their id.
+    /// Unique id of the user.
     pub id: UserId,
     /// Row version.
     #[serde(skip)]
     pub version: i64,
-    /// The issuer whose word this is.
+    /// The issuer that identifies them.
     pub issuer: String,
-    /// What that issuer calls them; never given to another person.
+    /// The issuer's identifier for them; never reassigned to another person.
     pub subject: String,
-    /// Their address as the issuer said last.
+    /// Email address, as the issuer last reported it.
     pub email: String,
-    /// The issuer says that they proved to have it. Invitations go only to such an address.
+    /// Whether the issuer states that they have verified it. Invitations are accepted only with a verified address.
     pub email_verified: bool,
-    /// What people call them.
+    /// Name for people.
     pub name: String,
-    /// Of users of the built-in issuer: an argon2 hash. Never leaves the control plane.
+    /// For users of the built-in issuer: an argon2 hash. Never leaves the control plane.
     pub password_hash: Option<String>,
-    /// Wrong passwords since the last right one.
+    /// Number of wrong passwords since the last correct one.
     #[serde(default)]
     pub failed_sign_ins: u32,
-    /// First sign-in.
+    /// Time of the first sign-in.
     pub created_at: Timestamp,
-    /// Set when they may no longer sign in.
+    /// When they were deactivated and could no longer sign in; `None` while they can.
     pub deactivated_at: Option<Timestamp>,
-    /// Set when they were deleted; they cannot sign in from then on either. The row stays, so that the audit log can be read.
+    /// When they were deleted and could no longer sign in. The row stays, so that the audit log can be interpreted.
     #[serde(default)]
     pub deleted_at: Option<Timestamp>,
 }
 
 resource!(User, User);
 
-/// How a user is found by what an issuer says.
+/// The lookup key of a user with this issuer and subject.
 pub fn lookup(issuer: &str, subject: &str) -> String {
     format!("{issuer}\n{subject}")
 }
 
 impl User {
     fn found_by(&self) -> Keys {
-        // Whoever comes with the address or the subject of somebody who was deleted is somebody else.
+        // Anyone who signs in later with the address or the subject of a deleted user is a different user.
         let there = self.deleted_at.is_none();
         Keys {
             lookup: there.then(|| lookup(&self.issuer, &self.subject)),
@@ -73,7 +73,7 @@ impl User {
         }
     }
 
-    /// Refuses somebody who may no longer sign in.
+    /// Refuses a user who may no longer sign in.
     pub fn check_active(&self) -> Result<(), Refusal> {
         match self.deactivated_at {
             None => Ok(()),
@@ -82,25 +82,25 @@ impl User {
     }
 }
 
-/// What an issuer says about somebody who signs in.
+/// What an issuer states about someone who signs in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Claims {
-    /// The issuer.
+    /// The issuer of the token.
     pub issuer: String,
-    /// What it calls them.
+    /// The issuer's identifier for them.
     pub subject: String,
-    /// Their address.
+    /// Email address, if the token has one.
     pub email: Option<String>,
-    /// Whether they proved to have it.
+    /// Whether the issuer has verified it.
     pub email_verified: bool,
-    /// What people call them.
+    /// Name for people, if the token has one.
     pub name: Option<String>,
 }
 
-/// Somebody signed in: made at the first time, brought up to date later. Mostly nothing changes, and nothing is written.
+/// Records a sign-in: creates the user the first time, and updates them later. Usually nothing changes, and nothing is written.
 pub fn signed_in(known: Option<&User>, id: UserId, claims: &Claims, context: &Context) -> Result<(User, Decision), Refusal> {
     let email = claims.email.as_deref().map(checked_email).transpose()?;
-    // A name is only shown; one that cannot be is left out.
+    // A name is only displayed; an invalid one is left out.
     let name = claims.name.as_deref().and_then(|name| checked_text(name, "the name").ok());
     if let Some(user) = known {
         user.check_active()?;
@@ -135,7 +135,7 @@ pub fn signed_in(known: Option<&User>, id: UserId, claims: &Claims, context: &Co
     Ok((user.clone(), made(&user, context)))
 }
 
-/// A user of the built-in issuer, made by an administrator, who vouches for the address.
+/// Creates a user of the built-in issuer. The administrator who does it vouches for the email address.
 pub fn create_local_user(
     id: UserId,
     issuer: &str,
@@ -149,7 +149,7 @@ pub fn create_local_user(
         id,
         version: 0,
         issuer: issuer.to_owned(),
-        // The address is what they type; the id would be as good, but could not be found by it.
+        // The email address is what they type to sign in; the id would be as unique, but the user could not be found by it.
         subject: email.clone(),
         email,
         email_verified: true,
@@ -168,15 +168,15 @@ fn made(user: &User, context: &Context) -> Decision {
     Decision::default().insert(user).record(context, user.id, event)
 }
 
-/// Another password. The hash is neither in the event nor in the audit row.
+/// Changes the password. The hash is neither in the event nor in the audit entry.
 pub fn set_password(user: &User, password_hash: String, context: &Context) -> (User, Decision) {
     let next = User { password_hash: Some(password_hash), failed_sign_ins: 0, ..user.clone() };
     let decision = Decision::default().update(&next);
     (next, decision.record(context, user.id, Event::UserPasswordSet(UserEvent { user_id: user.id })))
 }
 
-/// A wrong password. Who has to wait before the next one is decided by where they come from, not by the account: whoever knows an address
-/// could keep its owner out otherwise.
+/// Records a wrong password. Delays depend on the origin of the attempts and not on the account: otherwise anyone who knows an address
+/// could lock its owner out.
 pub fn wrong_password(user: &User, context: &Context) -> Decision {
     let failed = user.failed_sign_ins.saturating_add(1);
     let next = User { failed_sign_ins: failed, ..user.clone() };
@@ -184,7 +184,7 @@ pub fn wrong_password(user: &User, context: &Context) -> Decision {
     Decision::default().update(&next).record(context, user.id, event)
 }
 
-/// The right password after wrong ones.
+/// Records a correct password after wrong ones.
 pub fn right_password(user: &User, context: &Context) -> Decision {
     if user.failed_sign_ins == 0 {
         return Decision::default();
@@ -193,7 +193,7 @@ pub fn right_password(user: &User, context: &Context) -> Decision {
     Decision::default().update(&next).record(context, user.id, Event::UserSignedIn(UserEvent { user_id: user.id }))
 }
 
-/// They may sign in again. Saying it twice changes nothing.
+/// Allows a user to sign in again. Idempotent.
 pub fn reactivate(user: &User, context: &Context) -> (User, Decision) {
     if user.deactivated_at.is_none() {
         return (user.clone(), Decision::default());
@@ -203,7 +203,7 @@ pub fn reactivate(user: &User, context: &Context) -> (User, Decision) {
     (next, decision.record(context, user.id, Event::UserReactivated(UserEvent { user_id: user.id })))
 }
 
-/// They may no longer sign in. Saying it twice changes nothing.
+/// Prevents a user from signing in. Idempotent.
 pub fn deactivate(user: &User, context: &Context) -> (User, Decision) {
     if user.deactivated_at.is_some() {
         return (user.clone(), Decision::default());
@@ -213,19 +213,19 @@ pub fn deactivate(user: &User, context: &Context) -> (User, Decision) {
     (next, decision.record(context, user.id, Event::UserDeactivated(UserEvent { user_id: user.id })))
 }
 
-/// What ends with a user.
+/// What is removed together with a user.
 #[derive(Clone, Debug, Default)]
 pub struct UserBelongings {
     /// The roles they hold, and the invitations to their address.
     pub memberships: Vec<Membership>,
-    /// The other members of the places in which they hold a role, as far as they can sign in.
+    /// The other members of the places in which they hold a role, if they can sign in.
     pub others: Vec<Membership>,
-    /// The keys and tokens that they made and that still count.
+    /// The valid keys and tokens that they created.
     pub keys: Vec<ApiToken>,
 }
 
-/// Ends a user with everything that lets them act: their roles, the invitations to them and the keys they made. The last administrator of
-/// the platform and the last owner of an organization or a project stay: somebody else must take over first.
+/// Deletes a user and everything that lets them act: their roles, the invitations to them and the keys they created. Refused for the last
+/// administrator of the platform and the last owner of an organization or a project: someone else must take over first.
 pub fn delete_user(user: &User, belongings: &UserBelongings, context: &Context) -> Result<(User, Decision), Refusal> {
     if user.deleted_at.is_some() {
         return Ok((user.clone(), Decision::default()));
