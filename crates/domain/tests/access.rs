@@ -1,4 +1,4 @@
-//! Who may what: the whole table, the scopes of keys, and the rules operators add.
+//! Authorization: the whole permission table, key scopes, and rules that operators add.
 
 use std::fmt::Write as _;
 use std::time::Instant;
@@ -16,7 +16,7 @@ const ORGANIZATION: OrgId = OrgId::from_bytes([1; 16]);
 const PROJECT: ProjectId = ProjectId::from_bytes([2; 16]);
 /// Another project of the same organization.
 const SIBLING: ProjectId = ProjectId::from_bytes([3; 16]);
-/// Of somebody else.
+/// An organization of another tenant.
 const FOREIGN_ORGANIZATION: OrgId = OrgId::from_bytes([4; 16]);
 const FOREIGN_PROJECT: ProjectId = ProjectId::from_bytes([5; 16]);
 
@@ -62,7 +62,7 @@ fn why(verdict: Verdict) -> String {
     }
 }
 
-/// The callers of the table: roles of the platform, roles of ORGANIZATION, roles of PROJECT, and somebody without any.
+/// The callers of the table: platform roles, roles in ORGANIZATION, roles in PROJECT, and a caller without any role.
 fn callers() -> [(&'static str, Principal); 15] {
     [
         ("admin", on_platform(PlatformRole::Admin)),
@@ -83,8 +83,8 @@ fn callers() -> [(&'static str, Principal); 15] {
     ]
 }
 
-/// Who may what. `yes`: it is about the platform. `all`: everywhere. `org`: in every project of the organization in which the role is held.
-/// `own`: in the organization or project in which the role is held, and in no other.
+/// The expected permissions. `yes`: allowed; the action is about the platform. `all`: allowed everywhere. `org`: in all projects of the
+/// organization in which the role is held. `own`: only in the organization or project in which the role is held.
 const TABLE: &str = "\
 action               about         admin  operator  support  auditor  org owner  org member  org viewer  org billing_admin  org tenant_auditor  owner  member  viewer  billing_admin  tenant_auditor  nobody
 self.read            platform      yes    yes       yes      yes      yes        yes         yes         yes                yes                 yes    yes     yes     yes            yes             yes
@@ -186,7 +186,7 @@ fn an_action_about_the_wrong_kind_of_thing_is_denied_to_everybody() {
 #[test]
 fn somebody_without_a_role_sees_only_who_they_are() {
     let policies = embedded();
-    // Nor does a role of a project count that is said to be held on the platform: there is no such thing.
+    // A project role that a corrupt row claims on the platform does not count either.
     for principal in [user(), holds(Place::Platform, ProjectRole::Owner)] {
         for scope in EVERY_SCOPE {
             let allowed: Vec<Action> =
@@ -216,7 +216,7 @@ fn the_permissions_of_several_roles_add_up() {
     assert!(may(&policies, &principal, Action::KeyManage, &OWN));
     assert!(may(&policies, &principal, Action::AllocationRead, &BESIDE));
     assert!(!may(&policies, &principal, Action::AllocationCreate, &BESIDE));
-    // Neither of these is a part of the other.
+    // Neither of these roles covers the other.
     let memberships = vec![
         (Place::Project(PROJECT), ProjectRole::BillingAdmin),
         (Place::Organization(ORGANIZATION), ProjectRole::TenantAuditor),
@@ -244,7 +244,7 @@ fn roles_that_only_read_change_nothing_but_their_own_password() {
 #[test]
 fn what_somebody_can_see_is_where_they_hold_a_role() {
     let seen = |principal: &Principal| EVERY_SCOPE.map(|scope| principal.can_see(&scope));
-    // Platform, organization, foreign organization, project, project beside it, foreign project.
+    // Platform, organization, foreign organization, project, sibling project, foreign project.
     assert_eq!(seen(&on_platform(PlatformRole::Support)), [true; 6]);
     assert_eq!(seen(&in_organization(ProjectRole::Viewer)), [false, true, false, true, true, false]);
     assert_eq!(seen(&in_project(ProjectRole::Owner)), [false, false, false, true, false, false]);
@@ -296,13 +296,13 @@ fn a_key_is_good_for_what_its_scopes_name_and_its_holder_may() {
     );
     assert!(allowed("*.read").iter().all(|name| name.ends_with(".read")));
     assert!(allowed("*.read").contains(&"allocation.read"));
-    // Lists read too, and whose key it is can always be asked.
+    // Lists are reads, too, and every key may ask whose key it is.
     assert!(may(&policies, &key("*.read"), Action::ProjectList, &Scope::Platform));
     assert!(!may(&policies, &key("allocation.*"), Action::ProjectList, &Scope::Platform));
     assert!(may(&policies, &key("allocation.*"), Action::SelfRead, &Scope::Platform));
     let denial = why(policies.may(&key("*.read"), Action::AllocationCreate, &OWN));
     assert_eq!(denial, "the scopes of this API key do not include allocation.create; use a key that has it (rule keys/scopes)");
-    // Not even an administrator's key goes beyond its scopes.
+    // Even an administrator's key is limited to its scopes.
     let admin = Principal { scopes: Some("*.read".parse().expect("scopes")), ..on_platform(PlatformRole::Admin) };
     assert!(!may(&policies, &admin, Action::PlatformAdmin, &Scope::Platform));
 }
@@ -358,7 +358,7 @@ fn operators_can_forbid_more() {
     let denial = why(after.may(&admin, Action::ProjectManage, &FOREIGN));
     assert_eq!(denial, "the rule house.cedar/policy1 forbids this; ask an administrator");
     assert!(may(&after, &Principal::local_admin(), Action::ProjectManage, &FOREIGN), "not a user");
-    // A rule that names a role means those too who may everything that it permits.
+    // A rule that names a role also means the roles that cover it.
     let rule = r#"forbid (principal, action == Action::"event.read", resource) unless { principal in Role::"tenant_auditor" };"#;
     let policies = Policies::with_extra(&[("house.cedar", rule)]).expect("good rules");
     for (role, expected) in [
@@ -369,7 +369,7 @@ fn operators_can_forbid_more() {
     ] {
         assert_eq!(may(&policies, &in_project(role), Action::EventRead, &OWN), expected, "{role}");
     }
-    // Whatever else they do, they allow nothing.
+    // Whatever else they do, extra rules allow nothing.
     for (name, principal) in callers() {
         for action in Action::ALL.iter().copied() {
             for scope in EVERY_SCOPE {
@@ -401,7 +401,7 @@ fn rules_that_permit_or_cannot_mean_what_they_say_are_refused() {
         (r#"forbid (principal, action, resource in Organization::"ml-team");"#, "policy_entity_unknown"),
         (r#"forbid (principal, action, resource) when { resource == Project::"training" };"#, "policy_entity_unknown"),
         (r#"forbid (principal == Caller::"ann", action, resource);"#, "policy_entity_unknown"),
-        // Things the request does not have, and rules that can never apply.
+        // Attributes that a request does not have, and rules that can never apply.
         ("forbid (principal, action, resource) when { context.hour > 17 };", "policy_invalid"),
         ("forbid (principal, action, resource) when { principal.kind == \"user\" };", "policy_invalid"),
         ("forbid (principal, action, resource) when { 1 };", "policy_invalid"),
@@ -437,10 +437,10 @@ fn rules_are_few_short_and_well_named() {
     assert_eq!(load(&many), Err("policy_too_many"));
     assert_eq!(load(&[file("f", &forbid.repeat(MAX_RULES + 1))]), Err("policy_too_many"));
     assert_eq!(load(&[file("f", &" ".repeat(MAX_FILE_BYTES + 1))]), Err("policy_too_long"));
-    // As deep as a file can be; an answer is all that matters.
+    // As deeply nested as a file can be. All that matters is that loading returns.
     let deep = format!("forbid (principal, action, resource) when {{ {}true }};", "!(".repeat(20_000));
     assert_eq!(load(&[file("f", &deep)]), Err("policy_syntax"));
-    // Ours cannot be replaced.
+    // Embedded rules cannot be replaced.
     assert_eq!(
         load(&[file("keys", r#"@id("scopes") forbid (principal, action, resource) when { false };"#)]),
         Err("policy_id_invalid")
@@ -449,7 +449,7 @@ fn rules_are_few_short_and_well_named() {
 
 #[test]
 fn a_rule_that_fails_when_it_is_applied_denies() {
-    // Overflows for callers in a role: Cedar would leave the rule out.
+    // Overflows for callers with a role. Cedar would skip the rule.
     let rule = r#"forbid (principal, action, resource) when { 9223372036854775807 + (if principal in Role::"known" then 1 else 0) < 0 };"#;
     let policies = Policies::with_extra(&[("house.cedar", rule)]).expect("the schema has nothing against it");
     let denial = why(policies.may(&Principal::local_admin(), Action::PlatformRead, &Scope::Platform));

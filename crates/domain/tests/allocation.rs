@@ -1,4 +1,4 @@
-//! Allocations: from the request to the last trace.
+//! Allocations: from the request until nothing is left.
 
 mod support;
 
@@ -193,14 +193,14 @@ fn given_back_while_it_is_made_it_is_told_to_stop() {
     for product in [slice(1), bare_metal()] {
         let mut ledger = Ledger::sliced(&[1]);
         ledger.add_whole(2);
-        // Not sent yet: it ends there and then.
+        // Not sent yet: it ends immediately.
         let id = ledger.request(&product).expect("fits");
         settle(&mut ledger, id);
         ledger.release(id);
         assert_eq!(settle(&mut ledger, id), AllocationState::Released);
         assert_eq!(ledger.tasks[&ledger.task_of(id)].code, "cancelled_before_dispatch");
         nothing_is_left(&ledger);
-        // Running: the host is asked, and its word is waited for.
+        // Running: the host is asked to cancel, and the run waits for its answer.
         for (ends, then) in [
             (End::CancelledUnstarted, AllocationState::Released),
             (End::CancelledClean, AllocationState::Released),
@@ -214,7 +214,7 @@ fn given_back_while_it_is_made_it_is_told_to_stop() {
             ledger.release(id);
             assert_eq!(settle(&mut ledger, id), AllocationState::Provisioning);
             assert_eq!(ledger.tasks[&task].cancel_requested_at, Some(ledger.now));
-            // On a whole host, only the end of the user is a proof.
+            // On a whole host, only the removal of the user is a proof.
             let whole = product.sku.product == Product::BareMetal && ends == End::CancelledClean;
             let then = if whole { AllocationState::Releasing } else { then };
             assert_eq!(end(&mut ledger, id, ends), then, "{ends:?}");
@@ -576,7 +576,7 @@ fn what_an_operator_releases_without_a_wipe_is_wiped_by_nobody_but_an_operator()
     }
 }
 
-/// Until the run has looked, an operator's word and what its tenant sees differ.
+/// Does not compare what the tenant sees with what operators did, because they differ until the run has advanced once.
 fn settle_unchecked(ledger: &mut Ledger, id: AllocationId) -> AllocationState {
     ledger.advance(id);
     settle(ledger, id)
@@ -619,7 +619,7 @@ fn a_host_that_answers_too_late_changes_nothing_that_went_on_without_it() {
     ledger.receipt(lost, End::Succeeded.reported(&order).expect("speaks"));
     assert_eq!(settle(&mut ledger, id), AllocationState::Releasing, "it is being given back");
     assert_eq!(end(&mut ledger, id, End::Succeeded), AllocationState::Provisioning, "and another host was tried");
-    // The same before the release is ordered: the guest is there after all, and goes all the same.
+    // The same before the release is ordered: the guest exists after all, and is removed anyway.
     let mut ledger = Ledger::sliced(&[1, 1]);
     let id = ledger.request(&slice(1)).expect("fits");
     settle(&mut ledger, id);
@@ -697,7 +697,7 @@ fn tenants_read_nothing_about_hosts_and_operators_everything() {
             assert!(last_error.detail.contains(word), "{} does not tell {word}", last_error.detail);
         }
     };
-    // A provision that fails and leaves something behind; its release; what is blocked then.
+    // A provisioning that fails and leaves something behind, its release, and a blocked release.
     let mut ledger = Ledger::sliced(&[1]);
     let id = ledger.request(&slice(1)).expect("fits");
     settle(&mut ledger, id);
@@ -708,7 +708,7 @@ fn tenants_read_nothing_about_hosts_and_operators_everything() {
     tells(&ledger, id, &[&hidden[0], &message, "drive_failed", &task.to_string()]);
     blocked(&mut ledger, id);
     tells(&ledger, id, &[&hidden[0], "slot 0 is cleanup_blocked"]);
-    // What the tenant can change is said to them.
+    // Tenants are told what they can fix themselves.
     for (code, word) in [("image_digest_mismatch", "digest"), ("readiness_timeout", "console"), ("image_too_large", "smaller")] {
         let mut ledger = Ledger::sliced(&[1]);
         let id = ledger.request(&slice(1)).expect("fits");
@@ -721,7 +721,7 @@ fn tenants_read_nothing_about_hosts_and_operators_everything() {
         assert!(last_error(&ledger, id).1.contains(word), "{:?}", last_error(&ledger, id));
         tells(&ledger, id, &[code, &message]);
     }
-    // No room, and a power that fails.
+    // No capacity, and a power action that fails.
     let mut ledger = Ledger::sliced(&[1]);
     let other = active(&mut ledger, &slice(1));
     let id = ledger.request(&slice(1)).expect("fits");

@@ -1,6 +1,6 @@
-//! Random storms over allocations, held against what is really on the hosts and what must always hold of the ledger.
+//! Random storms over allocations, compared with what is really on the hosts and with the invariants of the ledger.
 //!
-//! `cargo xtask prove allocations` plays many more storms than an ordinary run; `GPUAAS_MODEL_SEED` plays a single one again.
+//! `cargo xtask prove allocations` plays many more storms than an ordinary run; `GPUAAS_MODEL_SEED` replays a single one.
 
 mod support;
 
@@ -25,11 +25,11 @@ use hosts::End;
 use storm::{Action, BAD_ENDS, Chance, ENDS, Storm};
 
 const SEQUENCES: u64 = 300;
-/// How many storms there are in the long form.
+/// Number of storms in the long form.
 const LONG_SEQUENCES: u64 = 10_000;
 const ACTIONS: usize = 60;
 
-/// What many storms have to bring about.
+/// Events that must occur when many storms are played.
 const MUST_HAPPEN: [&str; 27] = [
     "allocation.placing",
     "allocation.active",
@@ -60,7 +60,7 @@ const MUST_HAPPEN: [&str; 27] = [
     "task.requeued",
 ];
 
-/// Says how to play a storm again, if it is the last one.
+/// Prints how to replay a storm if it panics.
 struct Story {
     seed: u64,
     actions: Vec<Action>,
@@ -77,12 +77,12 @@ impl Drop for Story {
     }
 }
 
-/// A storm and the calm after it.
+/// Plays a storm and the calm after it.
 fn play(seed: u64) -> Storm {
     let mut chance = Chance::new(seed);
     let mut storm = Storm::new();
     let mut story = Story { seed, actions: Vec::new() };
-    // Some storms are short, so that what goes wrong early is not covered up by what comes later.
+    // Some storms are short, so that later actions do not hide an early error.
     let length = ACTIONS / 2 + chance.below(ACTIONS);
     // On some sites the hosts are broken.
     let ends: &[End] = if chance.below(4) == 0 { &BAD_ENDS } else { &ENDS };
@@ -108,20 +108,20 @@ fn number(name: &str) -> Option<u64> {
     Some(value.parse().unwrap_or_else(|_| panic!("{name} must be a number, not `{value}`")))
 }
 
-/// How many storms there are, in the form that is asked for.
+/// Number of storms to play.
 fn sequences() -> u64 {
     let long = std::env::var("GPUAAS_PROVE").is_ok_and(|form| form == "long");
     if long { number("GPUAAS_PROVE_COUNT").unwrap_or(LONG_SEQUENCES) } else { SEQUENCES }
 }
 
-/// What happened in many storms.
+/// What happened in all storms together.
 #[derive(Default)]
 struct Seen {
     kinds: BTreeSet<&'static str>,
     conflicts: usize,
 }
 
-/// Plays every storm whose seed is `first` and so many more.
+/// Plays every `every`th storm, from seed `first` up to but not including `below`.
 fn play_each(first: u64, every: usize, below: u64) -> Seen {
     let mut seen = Seen::default();
     for seed in (first..below).step_by(every) {

@@ -1,4 +1,4 @@
-//! What operators do to the guest or the host of an allocation: its tenant sees the state that follows, and who did it.
+//! Operators act on the guest or the host of an allocation: its tenant sees the resulting state, and that operators caused it.
 
 mod support;
 
@@ -24,7 +24,7 @@ use ledger::Ledger;
 use site::{node_id, secrets_of, slice, slot_id};
 use support::code;
 
-/// What the tenant of an allocation was told that operators did.
+/// The operator actions that the tenant of an allocation was notified of.
 fn acts(ledger: &Ledger, id: AllocationId) -> Vec<String> {
     let of_run = ledger.events.iter().filter(|event| event.subject == id.to_string());
     let acted = of_run.filter(|event| event.kind == EventKind::AllocationOperatorActed);

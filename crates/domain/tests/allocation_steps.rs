@@ -26,10 +26,10 @@ use ledger::{Conflict, Ledger};
 use site::wanted;
 
 const PRODUCTS: [Product; 2] = [Product::Slice { slots: 2 }, Product::BareMetal];
-/// More than any run needs: three hosts, three releases on each, and the waits between them.
+/// More steps than any run needs: three hosts, three releases on each, and the waits between them.
 const BOUND: usize = 100;
 
-/// When its tenant gives it back.
+/// When the tenant releases the allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum TenantCommand {
     Never,
@@ -37,7 +37,7 @@ enum TenantCommand {
     AfterTheEnd,
 }
 
-/// A run that is about to take this step; `None` if a product never takes it.
+/// A run that is about to take this step; `None` if runs of this product never take it.
 fn about_to(step: AllocationStep, product: Product) -> Option<(Ledger, AllocationId)> {
     let mut ledger = match product {
         Product::Slice { .. } => Ledger::sliced(&[2, 2, 2, 2]),
@@ -84,7 +84,7 @@ fn active(ledger: &mut Ledger, id: AllocationId) {
     assert_eq!(ledger.allocations[&id].state, AllocationState::Active);
 }
 
-/// Takes a step. One that changes nothing says when it may have something to do, and never that it has now.
+/// Takes a step. A step that changes nothing must return a later time, never that it is due now.
 fn advance(ledger: &mut Ledger, id: AllocationId) -> Next {
     let advance = ledger.advance(id);
     rules::check(ledger);
@@ -99,7 +99,7 @@ fn advance(ledger: &mut Ledger, id: AllocationId) -> Next {
     advance.next
 }
 
-/// Drives a run until nothing happens by itself any more; every order on the way ends like this.
+/// Drives a run until nothing happens by itself any more; all its tasks end like this.
 fn drive(ledger: &mut Ledger, id: AllocationId, ends: End) -> AllocationState {
     for _ in 0..BOUND {
         let next = advance(ledger, id);
@@ -109,7 +109,7 @@ fn drive(ledger: &mut Ledger, id: AllocationId, ends: End) -> AllocationState {
             Next::Done => return run.state,
             Next::Now => {}
             Next::At(_) if !open.is_empty() => open.into_iter().for_each(|task| ledger.end(task, ends)),
-            // What is left is somebody's word.
+            // Only a command can continue the run now.
             Next::At(_) if rests(run) => return run.state,
             Next::At(at) => ledger.now = ledger.now.max(at),
         }
@@ -131,7 +131,7 @@ fn rests(run: &Allocation) -> bool {
     }
 }
 
-/// An operator cleans up whatever is blocked.
+/// An operator forces the cleanup of whatever is blocked.
 fn force(ledger: &mut Ledger, id: AllocationId) {
     let slot = ledger.slots_of(id).first().map(|slot| slot.id);
     let machine = ledger.machines.values().find(|machine| machine.allocation_id == Some(id)).map(|machine| machine.node_id);
@@ -143,7 +143,7 @@ fn force(ledger: &mut Ledger, id: AllocationId) {
     ledger.end(task.expect("it is blocked"), End::Succeeded);
 }
 
-/// Takes the step that is due twice on the same picture, and once on a picture that is old by then.
+/// Takes the due step twice on the same inputs, and once on inputs that are outdated by then.
 fn twice(ledger: &mut Ledger, id: AllocationId, shown: &str) {
     let (run, inputs) = (ledger.allocations[&id].clone(), ledger.inputs(&ledger.allocations[&id]));
     let (first, second) = (ledger.decide_on(&run, &inputs), ledger.decide_on(&run, &inputs));
@@ -177,7 +177,7 @@ fn every_step_that_is_taken_twice_is_taken_once() {
                             ledger.now = ledger.now.max(at);
                         }
                     }
-                    // And it goes on from there as if nothing had been.
+                    // The run then continues as if nothing had happened.
                     drive(&mut ledger, id, End::Succeeded);
                 }
             }
@@ -185,11 +185,11 @@ fn every_step_that_is_taken_twice_is_taken_once() {
     }
 }
 
-/// The order of this step ends, and its tenant gives it back before that, after it or not at all.
+/// The task of this step ends, and the tenant releases the allocation before that, after it or not at all.
 fn unfold(ledger: &mut Ledger, id: AllocationId, ends: Option<End>, command: TenantCommand) {
     if command == TenantCommand::BeforeTheEnd {
         ledger.release(id);
-        // What is to be stopped is told so.
+        // The task is canceled if its result is no longer wanted.
         ledger.advance(id);
     }
     if let Some(ends) = ends {
@@ -244,7 +244,7 @@ fn a_host_that_answers_after_it_was_given_up_disturbs_nobody() {
                     let order = ledger.order(lost);
                     let Some(reported) = late.reported(&order) else { continue };
                     ledger.end(lost, End::NoWord);
-                    // So many steps later, in which everybody else answers at once.
+                    // Take some steps first, in which all other tasks succeed immediately.
                     for _ in 0..turns {
                         advance(&mut ledger, id);
                         ledger.open_tasks_of(id).into_iter().for_each(|task| ledger.end(task, End::Succeeded));

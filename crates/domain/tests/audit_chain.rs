@@ -1,4 +1,4 @@
-//! Any change to any part of any row is found.
+//! Any change to any part of any row is detected.
 
 mod support;
 
@@ -43,7 +43,7 @@ fn the_hashed_text_has_a_fixed_form() {
     assert_eq!(rows[0].hash, gpuaas_contract::Digest::of(hashed.as_bytes()).to_string());
 }
 
-/// The rows as they are exported, with one byte changed; `None` where that is no row any more.
+/// The exported rows with one byte of a row changed; skips changes after which it no longer parses.
 fn every_changed_byte(rows: &[AuditRow], row: usize) -> impl Iterator<Item = Vec<AuditRow>> + '_ {
     let text = serde_json::to_vec(&rows[row]).expect("JSON");
     (0..text.len()).flat_map(move |at| {
@@ -65,7 +65,7 @@ fn every_changed_bit_of_every_row_is_found() {
     let mut tried = 0;
     for row in 0..rows.len() {
         for changed in every_changed_byte(&rows, row) {
-            // Some changes are only another spelling of the same row in JSON.
+            // Some changes are only a different JSON spelling of the same row.
             if changed[row] != rows[row] {
                 tried += 1;
                 let broken = verify(&Head::genesis(), &changed).expect_err("found");
@@ -90,7 +90,7 @@ fn missing_added_and_swapped_rows_are_found() {
     let mut swapped = rows.clone();
     swapped.swap(1, 2);
     assert!(verify(&Head::genesis(), &swapped).is_err());
-    // Rows cut off the end are only found by comparing the head.
+    // Truncation is only detected by comparing the head.
     assert_ne!(verify(&Head::genesis(), &rows[..3]), verify(&Head::genesis(), &rows));
 }
 

@@ -1,4 +1,4 @@
-//! The two doors, transition by transition.
+//! Both ways to enroll, transition by transition.
 
 mod support;
 
@@ -252,7 +252,7 @@ fn a_host_takes_over_a_node_only_if_an_operator_named_exactly_that_one() {
         assert_eq!(code(check_replacement(existing(false), Some(other), door)), "replace_node_mismatch");
         assert_eq!(code(check_replacement(None, Some(known.id), door)), "replace_node_mismatch");
         assert_eq!(check_replacement(existing(false), Some(known.id), door), Ok(Replacement::OtherKeys));
-        // The same machine with the same keys, such as one whose answer was lost.
+        // The same machine with the same keys, for example because the answer was lost.
         assert_eq!(check_replacement(existing(true), None, door), Ok(Replacement::SameKeys));
         for service in [NodeService::Locked, NodeService::Retired] {
             let distrusted = gpuaas_domain::node::Node { service, ..known.clone() };

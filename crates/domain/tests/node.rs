@@ -1,4 +1,4 @@
-//! The life of a node, transition by transition.
+//! The life cycle of a node, transition by transition.
 
 mod support;
 
@@ -122,7 +122,7 @@ fn every_operation_from_every_state() {
                     let refusal = result.expect_err("refused");
                     assert_eq!((refusal.code, refusal.kind), (expected, RefusalKind::Conflict), "{operation:?} from {service:?}");
                 }
-                // In service there is no reason to keep: nothing changes, whatever is given.
+                // In service there is no reason to store: nothing changes, whatever reason is given.
                 Ok(InService) if service == InService => assert_eq!(result.expect("done"), Decision::default()),
                 Ok(next) => {
                     let after = node_of(&result.expect("done"));
@@ -246,7 +246,7 @@ fn a_renewal_resets_the_rejoins_and_is_conditional_on_the_node() {
     for rejoins in [0, 3] {
         let before = Node { rejoins, ..node() };
         let decision = node::renewed(&before, certificate(&before), &context()).expect("may");
-        // Written over the version that was looked at: a lock or retirement in between makes it a conflict.
+        // Written over the version that was read, so that a lock or a retirement in between is a conflict.
         assert_eq!(
             decision.changes,
             [Change::CertificateInsert(certificate(&before)), Change::NodeUpdate(Box::new(Node { rejoins: 0, ..before })),]

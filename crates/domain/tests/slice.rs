@@ -1,4 +1,4 @@
-//! Slices: what operators can ask for, and what the ends of tasks mean for slots.
+//! Slices: what operators can order, and the effects of task ends on slots.
 
 mod support;
 
@@ -119,7 +119,7 @@ fn a_guest_is_made_used_released_and_its_slots_are_free_again() {
     assert_eq!(harness.order(next).holder().expect("has one").lease_epoch, 2);
 }
 
-/// Every way in which a provision can end, and what becomes of a slot by it.
+/// All ways in which a provisioning can end, and the effect on its slot.
 #[test]
 fn how_a_provision_ends_decides_about_its_slots() {
     let ended = |end: &dyn Fn(&mut Harness, TaskId)| {
@@ -154,7 +154,7 @@ fn how_a_provision_ends_decides_about_its_slots() {
     assert_eq!(unstarted(Outcome::Interrupted), CleanupBlocked, "a damaged journal does not know");
     assert_eq!(unstarted(Outcome::Failed), CleanupBlocked);
 
-    // Without a receipt: only what surely never runs frees the slot.
+    // Without a receipt, the slot is freed only if it is certain that the task never runs.
     let cancel = |harness: &mut Harness, id| {
         let decision = task::cancel(harness.task(id), "no", &at(harness.now)).expect("may");
         harness.commit(decision);
@@ -224,7 +224,7 @@ fn slot_of(decision: &Decision) -> Option<Slot> {
     })
 }
 
-/// A release that was started on a guest that ran.
+/// A release that has started, of a guest that was running.
 fn releasing(wipe: bool) -> (Harness, TaskId, CleanupProof) {
     let (mut harness, _) = Harness::running(1, &[0]);
     let id = harness.release(0, wipe).expect("runs");
@@ -269,7 +269,7 @@ fn without_a_wipe_a_slot_waits_for_one_and_only_a_real_wipe_counts() {
     assert!(harness.slots[0].drive_used && !harness.slots[0].devices_used, "the devices are proven to be reset");
     assert_eq!(code(harness.provision(&[0])), "slot_not_available");
 
-    // The host has dropped its lease, and no longer knows that the drive was ever written.
+    // The host has dropped its lease and no longer knows that the drive was ever written.
     let id = harness.release(0, true).expect("waits");
     harness.start(id);
     let forgetful = with(proof(&harness.order(id)), |slot| {
@@ -299,7 +299,7 @@ fn with(mut proof: CleanupProof, change: impl Fn(&mut SlotProof)) -> CleanupProo
     proof
 }
 
-/// Everything that can be missing from a proof, piece by piece.
+/// Everything that can be missing from a proof, one piece at a time.
 #[test]
 fn a_proof_with_any_piece_missing_frees_nothing() {
     type Spoil = fn(&mut CleanupProof);
@@ -344,7 +344,7 @@ fn a_proof_with_any_piece_missing_frees_nothing() {
         let reason = &harness.slots[0].reason;
         assert!(reason.contains(why), "piece {number}: {reason}");
         assert_eq!(code(harness.provision(&[0])), "slot_not_available");
-        // And a complete one frees it after all.
+        // A complete proof frees it after all.
         let id = harness.release(0, true).expect("can be tried again");
         harness.start(id);
         let complete = support::slices::proof(&harness.order(id));
@@ -362,13 +362,13 @@ fn a_proof_counts_slot_by_slot() {
     half.slots[1].functions[0].reset = Reset::Failed;
     harness.receipt(id, Outcome::Failed, Some(half));
     assert_eq!(harness.states(), [Available, CleanupBlocked]);
-    // What is left is cleaned up alone, while the other one serves somebody else.
+    // The remaining slot is cleaned up alone, while the other one serves another allocation.
     let other = harness.provision(&[0]).expect("free");
     let id = harness.release(1, true).expect("blocked");
     let Task::SliceVmRelease(params) = harness.order(id) else { panic!() };
     assert_eq!(params.slots, [harness.slots[1].leased()]);
     harness.start(id);
-    // A proof that also speaks of a slot that is not its own changes nothing about that one.
+    // A proof that also covers a slot of another allocation does not affect that slot.
     let mut proof = proof(&harness.order(id));
     proof.slots.push(slot_proof(&harness.slots[0].leased()));
     harness.receipt(id, Outcome::Succeeded, Some(proof));
@@ -439,7 +439,7 @@ fn what_runs_or_is_under_way_is_not_taken_over_or_released_twice() {
 
 #[test]
 fn a_slot_left_behind_by_an_ended_task_can_still_be_cleaned_up() {
-    // Cannot happen, because every end settles its slots; if it does after all, an operator gets out.
+    // Should be impossible, because every task end settles its slots. If it happens anyway, an operator can recover the slot.
     for state in [Leased, Releasing] {
         let (mut harness, id, _) = releasing(true);
         harness.receipt(id, Outcome::Failed, None);
@@ -468,7 +468,7 @@ fn a_late_receipt_settles_again_but_never_what_has_gone_on() {
     harness.receipt(id, Outcome::Failed, Some(complete));
     assert_eq!(harness.states(), [Available], "and this one was undone");
 
-    // Somebody has taken over since: the late one speaks of a lease that is no more.
+    // A later release has taken over: the late receipt refers to a lease that no longer exists.
     for late in [Outcome::Succeeded, Outcome::Failed, Outcome::Refused] {
         let (mut harness, id) = lost();
         let release = harness.force_cleanup(0).expect("blocked");
@@ -477,7 +477,7 @@ fn a_late_receipt_settles_again_but_never_what_has_gone_on() {
         assert!(settled.is_empty(), "{late:?}");
         assert_eq!((harness.states(), harness.slots[0].lease_task), (vec![Releasing], Some(release)));
     }
-    // A proof under the old number is no proof of the new one, whichever task brings it.
+    // A proof under the old lease epoch does not count under the new one, whichever task reports it.
     let (mut harness, old) = lost();
     let stale = proof(&harness.order(old));
     let id = harness.force_cleanup(0).expect("blocked");
@@ -502,7 +502,7 @@ fn a_slot_that_was_freed_by_the_books_is_taken_back_if_the_node_says_that_it_ran
     };
     let (mut harness, id) = expired();
     let allocation = harness.order(id).holder().expect("has one").allocation_id;
-    // One of them serves somebody else by now.
+    // One of the slots serves another allocation by now.
     let other = harness.provision(&[1]).expect("free");
     harness.receipt(id, Outcome::Failed, None);
     assert_eq!(harness.states(), [CleanupBlocked, Leased]);

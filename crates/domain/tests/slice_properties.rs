@@ -1,4 +1,4 @@
-//! What must hold of slots whatever is asked for, and however tasks end.
+//! Invariants of slots, whatever is ordered and however tasks end.
 
 mod support;
 
@@ -18,7 +18,7 @@ use support::slices::{Harness, proof};
 
 const SLOTS: u32 = 3;
 
-/// Everything that operators, nodes and time can do. Numbers choose among what is there.
+/// Everything that operators, nodes and time can do. Numbers select among the existing tasks and slots.
 #[derive(Clone, Debug)]
 enum Step {
     Provision(Vec<usize>),
@@ -31,12 +31,12 @@ enum Step {
     Run(usize),
     Cancel(usize),
     NodeGone(usize),
-    /// The node says that it does not have a task; only where that is true.
+    /// The node reports that it does not have a task; only if that is true.
     Unknown(usize),
     Receipt(usize, Outcome, Proof),
 }
 
-/// What a node says of its slots.
+/// What a node reports about its slots.
 #[derive(Clone, Copy, Debug)]
 enum Proof {
     Complete,
@@ -115,22 +115,22 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 /// What is really on the node.
 #[derive(Default)]
 struct Node {
-    /// Tasks that it has run, or runs.
+    /// Tasks that it has run or is running.
     has: BTreeSet<TaskId>,
-    /// Whose remains are on a slot: set when a guest may have been put on it, cleared by a complete proof only.
+    /// The allocation that left something on a slot: set when a guest may have been created on it, cleared only by a complete proof.
     dirty: BTreeMap<SlotId, AllocationId>,
 }
 
 struct Play {
     harness: Harness,
     node: Node,
-    /// Which allocation had which number of a slot.
+    /// Which allocation had which lease epoch of a slot.
     leases: BTreeMap<(SlotId, u64), AllocationId>,
 }
 
 impl Play {
     fn nth(&self, number: usize, wanted: impl Fn(TaskId) -> bool) -> Option<TaskId> {
-        // Counted from the newest, so that most steps meet what is going on.
+        // Counted from the newest, so that most steps hit something that is in progress.
         let found: Vec<TaskId> = self.harness.tasks.keys().rev().copied().filter(|id| wanted(*id)).collect();
         found.get(number % found.len().max(1)).copied()
     }
@@ -158,7 +158,7 @@ impl Play {
                 }
             }
             Step::Run(number) => {
-                // An envelope that is out there may be taken as long as it is good, whatever the ledger say meanwhile.
+                // A node may accept an envelope in circulation as long as it is valid, whatever the ledger says in the meantime.
                 let now = self.harness.now;
                 let takes = |id| {
                     let task = self.harness.task(id);
@@ -202,7 +202,7 @@ impl Play {
         let has_envelope = |id| self.harness.envelopes.contains_key(&id) && self.harness.task(id).receipt_digest.is_none();
         let Some(id) = self.nth(number, has_envelope) else { return };
         let ran = self.node.has.contains(&id);
-        // A node tells the truth about what it did: it refuses what it has not run, and never what it has.
+        // Nodes tell the truth about what they did: they refuse only tasks that they have not run.
         let outcome = match (ran, outcome) {
             (false, _) => Outcome::Refused,
             (true, Outcome::Refused) => Outcome::Failed,
@@ -219,19 +219,19 @@ impl Play {
         let provision_failed = order.task_type() == TaskType::SliceVmProvision && outcome != Outcome::Succeeded;
         let complete = match proof {
             Proof::Complete => true,
-            // True only of a drive that no guest was on: the one who failed to make it knows.
+            // True only if no guest used the drive, which the node knows when its own provisioning failed.
             Proof::Untouched => provision_failed,
             _ => false,
         };
         if matches!(proof, Proof::Untouched) && !provision_failed && !self.known_to_be_used(&order) {
-            // A node that says so of slots of which the ledger know nothing tells the truth.
+            // For slots about which the ledger knows nothing, such a report would be the truth.
             reported = None;
             if release && outcome == Outcome::Succeeded {
                 reported = Proof::DomainPresent.of(&order);
             }
         }
         if complete && proves && (release || provision_failed) {
-            // The host's own fence: whoever has been overtaken cleans nothing up.
+            // The host's own fence: a task whose lease was taken over cleans nothing up.
             let epoch = order.holder().expect("has one").lease_epoch;
             for slot in order.slots() {
                 let current = self.harness.slots.iter().find(|of| of.id == slot.slot_id).expect("is there");

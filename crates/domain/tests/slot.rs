@@ -1,4 +1,4 @@
-//! Slots: what operators can make of what nodes find.
+//! Slots: what operators can make of what nodes discover.
 
 mod support;
 
@@ -49,7 +49,7 @@ fn found(slots: Vec<CandidateSlot>) -> Output {
     }
 }
 
-/// The task whose receipt said so.
+/// The task whose receipt has the proposal.
 fn proposal() -> TaskRecord {
     TaskRecord { task_type: TaskType::SliceTopologyDiscover, state: TaskState::Succeeded, ended_at: Some(NOW), ..queued() }
 }
@@ -135,7 +135,7 @@ fn two_slots_never_share_a_device_but_may_swap_theirs_together() {
     }
 }
 
-/// A slot as it is in this state.
+/// The slot in this state.
 fn in_state(slot: &Slot, state: SlotState) -> Slot {
     let quarantine = (state == SlotState::Quarantined).then(|| "smells".to_owned());
     let allocation_id = (!state.is_clean()).then(AllocationId::generate);
@@ -160,14 +160,14 @@ fn approval_never_touches_a_slot_that_is_in_use_or_dirty() {
     for state in [SlotState::Leased, SlotState::Releasing, SlotState::CleanupBlocked, SlotState::NeedsWipe] {
         let busy = in_state(&slots[0], state);
         let existing = vec![busy.clone(), slots[1].clone()];
-        // Those that are named must be as they are; those that are not named stay as they are.
+        // Slots that are named must match the proposal; all others stay as they are.
         assert_eq!(code(approve(&found(vec![replaced.clone()]), Some(&[0]), &existing)), "slot_in_use");
         let (after, decision) = approve(&found(vec![replaced.clone(), candidate(1)]), None, &existing).expect("approved");
         assert!(decision.is_empty(), "{state:?}");
         assert_eq!(after, existing);
         let (after, decision) = approve(&found(vec![candidate(0)]), Some(&[0]), &existing).expect("nothing changes");
         assert!(decision.is_empty() && after == [busy.clone()]);
-        // Its devices go to nobody else, also when it is approved together with others.
+        // Its devices cannot go to another slot, even if both are approved together.
         let swapped = CandidateSlot { nvme_serial: Some("S0".to_owned()), ..candidate(1) };
         assert_eq!(code(approve(&found(vec![replaced.clone(), swapped]), None, &existing)), "slot_collides");
     }
@@ -198,7 +198,7 @@ fn every_operation_in_every_state_has_one_answer_and_saying_it_twice_changes_not
                 (Operation::Withdraw, SlotState::Available | SlotState::Quarantined | SlotState::Withdrawn) => {
                     (SlotState::Withdrawn, false)
                 }
-                // It stays with its tenant, or as dirty as it is.
+                // It stays with its tenant, or remains as dirty as it is.
                 (
                     Operation::Quarantine,
                     SlotState::Leased | SlotState::Releasing | SlotState::CleanupBlocked | SlotState::NeedsWipe,

@@ -1,4 +1,4 @@
-//! The life of a task, transition by transition.
+//! The life cycle of a task, transition by transition.
 
 mod support;
 
@@ -21,7 +21,7 @@ fn create(node: &Node, new: NewTask, unfinished: u64) -> Result<(TaskRecord, Dec
     task::create(node, new, unfinished, &context(), |task| format!("mac of {}", task.id))
 }
 
-/// The node's journal was never damaged.
+/// For a node whose journal was never damaged.
 const NO_FENCE: gpuaas_contract::time::Timestamp = gpuaas_contract::time::Timestamp(0);
 
 /// When the last envelope of a task can no longer start anywhere.
@@ -312,7 +312,7 @@ fn a_node_whose_journal_was_damaged_proves_nothing_about_older_tasks() {
     assert_eq!((after.state, after.envelope_start_by), (TaskState::Queued, dispatched().envelope_start_by));
     let cancelled = task_of(&task::cancel(&dispatched(), "stop", &context()).expect("noted"));
     assert!(task::unknown_to_node(&cancelled, fence, &at(later(101))).is_empty(), "it may have run");
-    // A task that was surely made after the damage.
+    // A task that was certainly created after the damage.
     let young = TaskRecord { created_at: later(200), ..dispatched() };
     assert_eq!(task_of(&task::unknown_to_node(&young, fence, &at(later(201)))).envelope_start_by, None);
 }
@@ -369,7 +369,7 @@ fn a_task_with_an_envelope_out_there_ends_only_when_that_is_dead() {
     let dead = envelope_dead(&requeued);
     assert!(task::tick(&requeued, &at(dead)).is_empty(), "a node may still start it");
     assert_eq!(task_of(&task::tick(&requeued, &at(dead.plus(Duration::from_micros(1))))).state, TaskState::Lost);
-    // Unless the node has said since that it does not have it.
+    // Unless the node has reported since that it does not have the task.
     let recalled = task_of(&task::unknown_to_node(&requeued, NO_FENCE, &at(later(40))));
     assert_eq!(task_of(&task::tick(&recalled, &at(later(41)))).state, TaskState::Expired);
 
@@ -421,7 +421,7 @@ fn a_receipt_ends_a_task_whatever_was_believed_before() {
         (Outcome::Interrupted, "gpuaas.task.interrupted.v1"),
         (Outcome::Refused, "gpuaas.task.refused.v1"),
     ];
-    // Expired and lost tasks were given up, not ended by the node: its late word still counts.
+    // Expired and lost tasks were given up, not ended by the node: a late receipt still counts.
     for state in
         [TaskState::Queued, TaskState::Dispatched, TaskState::Accepted, TaskState::Started, TaskState::Expired, TaskState::Lost]
     {

@@ -1,4 +1,4 @@
-//! Whatever happens to a task in whatever order, some things stay true.
+//! Invariants of a task, whatever happens to it in whatever order.
 
 mod support;
 
@@ -45,7 +45,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..60)
 }
 
-/// The store, as far as one task is concerned.
+/// The store, for a single task.
 struct Model {
     now: Timestamp,
     task: TaskRecord,
@@ -77,7 +77,7 @@ impl Model {
         }
     }
 
-    /// Applies a decision as the store would, and returns the task as it was.
+    /// Applies a decision as the store does, and returns the task as it was before.
     fn apply(&mut self, decision: Decision) -> TaskRecord {
         let before = self.task.clone();
         for change in decision.changes {

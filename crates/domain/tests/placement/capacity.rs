@@ -1,4 +1,4 @@
-//! What operators see of the whole.
+//! Capacity reports for operators.
 
 use gpuaas_domain::node::NodeService;
 use gpuaas_domain::placement::{CapacityRow, MachineUse, SlotModel};
@@ -64,7 +64,7 @@ fn a_host_whose_policy_denies_guests_has_no_free_slots() {
     let guests = ["slice.vm_provision", "slice.vm_release"];
     assert_eq!(count(None), ([1, 8, 8, 0, 3, 5, 5], vec![]), "an older agent does not say");
     assert_eq!(count(Some(&guests)), ([1, 8, 8, 0, 3, 5, 5], vec![]));
-    // Those who are there are still served.
+    // Existing allocations are still served.
     assert_eq!(count(Some(&[])), ([1, 8, 3, 5, 3, 0, 0], guests.to_vec()));
     assert_eq!(count(Some(&guests[..1])), ([1, 8, 3, 5, 3, 0, 0], vec![guests[1]]), "what could not be ended is not begun");
 }

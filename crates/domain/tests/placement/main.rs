@@ -1,4 +1,4 @@
-//! Placement: who gets which slots, and what is said if nobody does.
+//! Placement: which slots a request gets, and what is reported if nothing fits.
 
 #[path = "../support/mod.rs"]
 mod support;

@@ -1,4 +1,4 @@
-//! Small fleets by chance, held against a search that tries everything.
+//! Small random fleets, compared with an exhaustive search.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,10 +12,10 @@ use proptest::prelude::*;
 use crate::rig::{H100, Host, MI300X, fleet, gpu, node_id};
 use crate::support::{NOW, later};
 
-/// A second kind that has the name of the first.
+/// A second device with the same name as the first.
 const H100_TOO: (&str, &str, &str) = ("10de", "2331", "nvidia h100 80gb HBM3");
 
-/// What is in a slot.
+/// What a slot contains.
 #[derive(Clone, Copy, Debug)]
 enum Inside {
     Gpu((&'static str, &'static str, &'static str)),
@@ -97,13 +97,13 @@ fn request() -> impl Strategy<Value = PlacementRequest> {
     )
 }
 
-/// What the search knows of a request: written down a second time, from the rows and without any index.
+/// The exhaustive search: the placement rules written a second time, directly on the rows and without an index.
 struct Oracle<'a> {
     hosts: &'a [Host],
     request: &'a PlacementRequest,
 }
 
-/// Less is better, and nodes differ at the end.
+/// Lower is better; the node id makes all ranks distinct.
 type Rank = (bool, bool, bool, usize, bool, NodeId);
 
 impl Oracle<'_> {
@@ -130,7 +130,7 @@ impl Oracle<'_> {
             && !self.request.avoid_nodes.contains(&id)
     }
 
-    /// The slots that could be given to the request.
+    /// The slots that the request could get.
     fn usable<'h>(&self, host: &'h Host) -> Vec<&'h Slot> {
         let What::Slots { gpu_model, min_vcpus_per_slot, min_memory_mib_per_slot, .. } = &self.request.what else {
             return Vec::new();
@@ -154,7 +154,7 @@ impl Oracle<'_> {
         host.slots.iter().filter(|slot| slot.state != SlotState::Withdrawn)
     }
 
-    /// How good a node is if the request goes to these of its slots.
+    /// How good a node is if the request gets these slots.
     fn rank(&self, host: &Host, usable: &[&Slot], spends_gpus: bool, count: usize) -> Option<Rank> {
         let per_numa = |numa: i32| usable.iter().filter(|slot| slot.spec.numa_node == numa).count();
         let split = !usable.iter().any(|slot| per_numa(slot.spec.numa_node) >= count);
@@ -203,7 +203,7 @@ impl Oracle<'_> {
         (numa.len(), switches.len())
     }
 
-    /// The least distance of any choice.
+    /// The smallest distance among all combinations.
     fn least_distance(usable: &[&Slot], count: usize) -> Option<(usize, usize)> {
         let choices = (0_u32..1 << usable.len()).filter(|bits| usize::try_from(bits.count_ones()) == Ok(count));
         let taken = |bits: u32| usable.iter().enumerate().filter(move |(place, _)| bits >> place & 1 == 1).map(|(_, slot)| *slot);
@@ -323,7 +323,7 @@ proptest! {
             prop_assert_eq!(row.free, own().map(|of| of.free).sum::<usize>());
             prop_assert_eq!(Some(row.largest_free_on_one_node), own().map(|of| of.free).max());
         }
-        // Whoever is told that something is free can have it, one at a time.
+        // Whatever is reported as free can be leased, one slot at a time.
         let free: usize = rows.iter().map(|row| row.free).sum();
         let count = SlotCount::new(1).expect("1 to 16");
         let one = What::Slots { count, gpu_model: None, min_vcpus_per_slot: 0, min_memory_mib_per_slot: 0 };

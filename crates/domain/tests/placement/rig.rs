@@ -1,4 +1,4 @@
-//! Hosts for placement: rows as the store would have them, and what is made of them.
+//! Hosts for placement tests: rows as the store has them, and fleets built from them.
 
 use gpuaas_contract::id::{NodeId, SlotId};
 use gpuaas_contract::telemetry::GpuFact;
@@ -14,7 +14,7 @@ use crate::support::{NOW, node, session, slices};
 pub(crate) const H100: (&str, &str, &str) = ("10de", "2330", "NVIDIA H100 80GB HBM3");
 pub(crate) const MI300X: (&str, &str, &str) = ("1002", "74a1", "AMD Instinct MI300X");
 
-/// A host: two sockets, two slots behind every switch.
+/// A host with two sockets and two slots behind each switch.
 #[derive(Clone, Debug)]
 pub(crate) struct Host {
     pub(crate) node: Node,
@@ -33,13 +33,13 @@ pub(crate) fn slot_id(number: u8, index: u32) -> SlotId {
     SlotId::from_bytes(bytes)
 }
 
-/// The buses of a switch have the upper half of their numbers in common.
+/// Buses behind the same switch agree in the upper half of their numbers.
 pub(crate) fn bus(index: u32) -> u32 {
     index * 8
 }
 
 impl Host {
-    /// Online and in service, with free slots of this model.
+    /// A host that is online and in service, with free slots of this model.
     pub(crate) fn new(number: u8, slots: u32, model: (&str, &str, &str)) -> Self {
         let name = format!("rack-{number}");
         let mut host = Self {
@@ -111,7 +111,7 @@ pub(crate) fn fleet<'a>(hosts: impl IntoIterator<Item = &'a Host>) -> Fleet {
     fleet
 }
 
-/// Some slots with an H100, of any size.
+/// A request for slots with an H100, of any size.
 pub(crate) fn slots(count: usize) -> PlacementRequest {
     slots_of(count, Some("10de:2330"))
 }
@@ -137,14 +137,14 @@ pub(crate) fn refused(hosts: &[Host], request: &PlacementRequest) -> NoFit {
     fleet(hosts).place(request, NOW).expect_err("nothing fits")
 }
 
-/// Which host, and which of its slots.
+/// The host that was chosen, and the indexes of its slots.
 pub(crate) fn chosen(hosts: &[Host], request: &PlacementRequest) -> (u8, Vec<u8>) {
     let placement = placed(hosts, request);
     let indexes = placement.slots.iter().map(|slot| slot.as_bytes()[0]).collect();
     (placement.node_id.as_bytes()[0], indexes)
 }
 
-/// Why the only host was not taken.
+/// Why the only host does not fit.
 pub(crate) fn reasons(host: &Host, request: &PlacementRequest) -> Vec<Reason> {
     let mut refused = refused(std::slice::from_ref(host), request);
     assert_eq!((refused.nodes.len(), refused.more), (1, 0));

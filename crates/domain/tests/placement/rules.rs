@@ -1,4 +1,4 @@
-//! One rule each.
+//! The rules of placement, one test each.
 
 use std::collections::BTreeSet;
 
@@ -19,7 +19,7 @@ fn sized(count: usize, min_vcpus_per_slot: u32, min_memory_mib_per_slot: u64) ->
     PlacementRequest::new(What::Slots { count, gpu_model: None, min_vcpus_per_slot, min_memory_mib_per_slot })
 }
 
-/// Says what the host's policy allows.
+/// Sets the tasks that the host policy allows.
 fn allowing(mut host: Host, tasks: &[&str]) -> Host {
     host.node.facts.allowed_tasks = Some(tasks.iter().map(|task| (*task).to_owned()).collect());
     host
@@ -41,7 +41,7 @@ fn a_host_gets_only_what_its_policy_allows() {
     assert_eq!(kinds(&whole[1], &machine(None, None)), ["host_policy_denies"]);
     let reported = refused(&whole[1..], &machine(None, None)).for_operators().join("\n");
     assert!(reported.contains("does not allow allocation.provision_user, allocation.deprovision_user"), "{reported}");
-    // The report only narrows: what it claims to allow opens no node that is closed otherwise.
+    // The report only restricts: allowing a task does not open a node that is closed for another reason.
     let drained = allowing(Host::h100(3, 8), &guests).service(NodeService::Draining);
     assert_eq!(kinds(&drained, &slots(1)), ["draining"]);
 }
@@ -102,7 +102,7 @@ fn what_is_equally_good_is_decided_by_the_id() {
 
 #[test]
 fn of_nodes_that_fit_equally_well_the_one_that_needs_one_numa_node_is_taken() {
-    // Both have four free; the first has two on either socket.
+    // Both hosts have four free slots; the first has two on each socket.
     let hosts = [Host::h100(1, 8).leased([0, 1, 4, 5]), Host::h100(2, 8).leased(0..4)];
     for policy in Policy::ALL {
         let placement = placed(&hosts, &PlacementRequest { policy, ..slots(4) });
@@ -120,7 +120,7 @@ fn slots_of_one_numa_node_come_before_slots_side_by_side() {
 
 #[test]
 fn slots_behind_one_switch_come_before_slots_side_by_side() {
-    // Free are 1 | 2 | 4, 5 | 6: the pair is behind one switch.
+    // Free are 1 | 2 | 4, 5 | 6: only 4 and 5 are behind one switch.
     assert_eq!(chosen(&[Host::h100(1, 8).leased([0, 3, 7])], &slots(2)).1, [4, 5]);
 }
 
@@ -257,7 +257,7 @@ fn the_tightest_fit_counts_only_slots_that_are_large_enough() {
 
 #[test]
 fn ties_are_decided_by_the_id_also_where_some_slots_are_too_small() {
-    // All have two of use. The one with the lowest id has the most free, so that it stands last on the shelf.
+    // All have two usable slots. The one with the lowest id has the most free slots, so it is last on the shelf.
     let mut roomy = Host::h100(1, 8).leased(0..2);
     roomy.slots[2..6].iter_mut().for_each(|slot| slot.spec.vcpu_count = 4);
     let hosts = [roomy, Host::h100(2, 8).leased(0..6), Host::h100(3, 8).leased(0..6)];

@@ -1,4 +1,4 @@
-//! What is said when nothing fits.
+//! Messages for requests that do not fit.
 
 use gpuaas_contract::id::NodeId;
 use gpuaas_domain::placement::{Fleet, MAX_LISTED, MachineUse, PlacementRequest, ReasonKind};
@@ -83,7 +83,7 @@ fn the_list_is_capped_with_the_nearest_misses_first_and_the_summary_is_not() {
 fn the_nearest_misses_of_a_large_fleet_are_listed_wherever_they_are() {
     let mut fleet = Fleet::new();
     for number in 0..3000_u16 {
-        // Every hundredth has one free slot, one of them three.
+        // Every hundredth host has one free slot, and one host has three.
         let free = if number == 1500 { 3 } else { usize::from(number % 100 == 0) };
         let mut host = Host::h100(0, 4).leased(free..4);
         let mut id = [0; 16];

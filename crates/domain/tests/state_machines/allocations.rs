@@ -1,4 +1,4 @@
-//! Allocations: what tenants ask for, and every step of a run.
+//! Allocations: all commands, and all steps of a run.
 
 use std::time::Duration;
 
@@ -18,20 +18,20 @@ use crate::observed::{BEGINNING, Observed, search};
 use crate::site::wanted;
 use crate::support::at;
 
-/// How orders end: done, not done and nothing left, not done and something left, not begun, never heard of again.
+/// How tasks end: success, clean failure, failure that leaves something behind, refusal, and silence.
 const ENDS: [End; 5] = [End::Succeeded, End::FailedClean, End::FailedDirty, End::Refused, End::NoWord];
 
-/// What happens besides a tenant who leases and gives back, hosts that do well or not, and time that passes. One at a time: together
-/// they reach more states and no other transitions.
+/// What happens in addition to a tenant who leases and releases, hosts that succeed or fail, and time that passes. One at a time:
+/// combinations reach more states, but no other transitions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Besides {
     /// The tenant stops the guest.
     Power,
-    /// The lease ends by itself.
+    /// The lease ends.
     LeaseEnds,
-    /// Operators release what the tenant has, and clean up after it.
+    /// Operators release the tenant's slots and clean up after it.
     TakeAway,
-    /// Operators hold free slots back, and let them go.
+    /// Operators quarantine free slots and allow them again.
     HoldBack,
     /// Operators retire the node.
     Retire,
@@ -41,7 +41,7 @@ impl Besides {
     const ALL: [Self; 5] = [Self::Power, Self::LeaseEnds, Self::TakeAway, Self::HoldBack, Self::Retire];
 }
 
-/// As many hosts as are tried for one allocation.
+/// A site with as many hosts as are tried for one allocation.
 fn site(product: Product) -> Ledger {
     match product {
         Product::Slice { .. } => Ledger::sliced(&[1, 1, 1]),
@@ -49,7 +49,7 @@ fn site(product: Product) -> Ledger {
     }
 }
 
-/// Everything that can happen: by which command, or by the step of the run, and what there is afterwards.
+/// Everything that can happen: the command or step that causes it, and the ledger afterwards.
 fn decided(before: &Ledger, id: AllocationId, besides: Besides) -> Vec<(&'static str, Ledger)> {
     let mut all = Vec::new();
     let run = &before.allocations[&id];
@@ -100,7 +100,7 @@ fn decided(before: &Ledger, id: AllocationId, besides: Besides) -> Vec<(&'static
             }
         }
         Besides::Retire => {
-            // One of them is enough.
+            // Retiring one node is enough.
             let all_serve = before.nodes.values().all(|node| node.service == NodeService::InService);
             if let Some(node) = run.node_id.filter(|_| all_serve) {
                 take("an operator", &|ledger| retire(ledger, node));
@@ -110,7 +110,7 @@ fn decided(before: &Ledger, id: AllocationId, besides: Besides) -> Vec<(&'static
     all
 }
 
-/// A node is retired, with everything that is on it.
+/// Retires a node, with everything on it.
 fn retire(ledger: &mut Ledger, node: NodeId) {
     ledger.operate(node, Operation::Retire).expect("can always be done");
     let context = at(ledger.now);

@@ -1,25 +1,25 @@
-//! Reads a diagram out of the page and compares it with what was seen.
+//! Reads a diagram from the page and compares it with the observed transitions.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::observed::{Observed, Transition};
 
 const PAGE: &str = include_str!("../../../../docs/state-machines.md");
-/// A pseudo-state of Mermaid that fans one transition out to several states.
+/// A Mermaid pseudo-state that splits one transition into several.
 const CHOICE: &str = "<<choice>>";
 
-/// What the page says about one state machine.
+/// What the page shows about one state machine.
 #[derive(Debug, Default)]
 struct Drawn {
-    /// Every transition, with the line or lines that draw it.
+    /// All transitions, with the line or lines that draw them.
     transitions: BTreeMap<Transition, String>,
-    /// The rows of the table: a state and the events that tell of it.
+    /// The rows of the table: a state and the events that report it.
     events: BTreeSet<(String, String)>,
     /// The first column of the table.
     states: BTreeSet<String>,
 }
 
-/// Fails with the lines to add and to remove if the section of the page with this heading does not show what was seen.
+/// Fails with the lines to add and to remove if the section with this heading does not match the observations.
 pub(crate) fn assert_drawn(heading: &str, states: &[&str], observed: &Observed) {
     let differences = differences(&drawn(section(PAGE, heading)), states, observed);
     assert!(
@@ -53,7 +53,7 @@ fn differences(drawn: &Drawn, states: &[&str], observed: &Observed) -> Vec<Strin
     lines
 }
 
-/// The text under a heading, up to the next one of the same level.
+/// The text under a heading, up to the next heading of the same level.
 fn section<'a>(page: &'a str, heading: &str) -> &'a str {
     let start = page.find(&format!("\n## {heading}\n")).unwrap_or_else(|| panic!("the page has no section `{heading}`"));
     let text = &page[start + 4..];
@@ -74,7 +74,7 @@ fn transitions(diagram: &str) -> BTreeMap<Transition, String> {
     let arrows: Vec<(&str, &str, &str, &str)> = lines.iter().filter_map(|line| arrow(line)).collect();
     let mut transitions = BTreeMap::new();
     let mut draw = |from: &str, to: &str, by: &str, line: String| {
-        // A choice may lead back to where it came from; that is no change of state.
+        // A choice may lead back to the state it came from; that is not a transition.
         if from != to || !line.contains(" and ") {
             for by in by.split(", ") {
                 let transition = Transition { from: from.to_owned(), to: to.to_owned(), by: by.to_owned() };
@@ -94,14 +94,14 @@ fn transitions(diagram: &str) -> BTreeMap<Transition, String> {
     transitions
 }
 
-/// `from --> to : label`; what leaves a choice has no label of its own.
+/// Parses `from --> to : label`. Arrows that leave a choice have no label.
 fn arrow(line: &str) -> Option<(&str, &str, &str, &str)> {
     let (from, rest) = line.split_once(" --> ")?;
     let (to, by) = rest.split_once(" : ").unwrap_or((rest, ""));
     Some((from, to, by, line))
 }
 
-/// States and events of a table whose first two columns are those.
+/// States and events of a table that has them in its first two columns.
 fn rows(text: &str) -> (BTreeSet<String>, BTreeSet<(String, String)>) {
     let (mut states, mut events) = (BTreeSet::new(), BTreeSet::new());
     for line in text.lines().filter(|line| line.starts_with("| `")) {

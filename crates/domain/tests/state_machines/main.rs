@@ -1,5 +1,5 @@
-//! `docs/state-machines.md` draws what the code decides: the decision functions are driven through every state they can reach, and
-//! the transitions that are seen are compared with the diagrams.
+//! Checks that `docs/state-machines.md` shows what the code decides: drives the decision functions through all reachable states and
+//! compares the observed transitions with the diagrams.
 
 #[path = "../support/mod.rs"]
 mod support;

@@ -1,4 +1,4 @@
-//! Nodes: whether they take work, and whether their link is up.
+//! Nodes: whether they accept work, and whether their link is open.
 
 use gpuaas_contract::Digest;
 use gpuaas_domain::decision::Context;
@@ -12,7 +12,7 @@ use crate::support::{context, later, node, node_of, session};
 const OPERATIONS: [Operation; 5] =
     [Operation::Drain, Operation::Undrain, Operation::Quarantine, Operation::Unquarantine, Operation::Retire];
 
-/// An operation that is new has no name here, and must be in the list above as well.
+/// Exhaustive, so that a new operation needs a name here. It must be added to the list above as well.
 const fn name(operation: Operation) -> &'static str {
     match operation {
         Operation::Drain => "drain",
@@ -45,7 +45,7 @@ fn certificate() -> Certificate {
     }
 }
 
-/// Everything that can be decided about a node: by what, the node afterwards, and the events.
+/// Everything that can be decided about a node: the cause, the node afterwards, and the events.
 fn decided(before: &Node, context: &Context) -> Vec<(&'static str, Node, Vec<OutboxEvent>)> {
     let mut all = Vec::new();
     let mut take = |by, decision: Decision| {

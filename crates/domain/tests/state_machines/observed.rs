@@ -1,12 +1,12 @@
-//! Transitions that were seen, and a search that leaves no state out.
+//! Observed transitions, and an exhaustive search over reachable states.
 
 use std::collections::{BTreeSet, VecDeque};
 
 use gpuaas_domain::OutboxEvent;
 
-/// Where everything begins, as Mermaid writes it.
+/// The initial state, as Mermaid writes it.
 pub(crate) const BEGINNING: &str = "[*]";
-/// More than any of the machines needs; a key that never repeats would search forever.
+/// More states than any machine has. Stops a search whose keys never repeat.
 const MOST_STATES: usize = 10_000;
 
 /// A change of state.
@@ -14,7 +14,7 @@ const MOST_STATES: usize = 10_000;
 pub(crate) struct Transition {
     pub(crate) from: String,
     pub(crate) to: String,
-    /// The decision that makes it.
+    /// The decision that causes it.
     pub(crate) by: String,
 }
 
@@ -24,16 +24,16 @@ impl std::fmt::Display for Transition {
     }
 }
 
-/// What was seen of one state machine.
+/// What was observed of one state machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Observed {
     pub(crate) transitions: BTreeSet<Transition>,
-    /// A state, and the event that tells of a transition into it.
+    /// A state, and the event that reports a transition into it.
     pub(crate) events: BTreeSet<(String, String)>,
 }
 
 impl Observed {
-    /// Notes a decision. One that leaves the state as it is, is no transition. `events` are those about the row that changed.
+    /// Records a decision. A decision that keeps the state is not a transition. `events` are those about the row that changed.
     pub(crate) fn note<'a>(&mut self, from: &str, to: &str, by: &str, events: impl IntoIterator<Item = &'a OutboxEvent>) {
         if from == to {
             return;
@@ -43,14 +43,14 @@ impl Observed {
         self.events.insert((to.to_owned(), last.kind.short().to_owned()));
     }
 
-    /// Adds what another search has seen.
+    /// Adds the observations of another search.
     pub(crate) fn add(&mut self, other: Self) {
         self.transitions.extend(other.transitions);
         self.events.extend(other.events);
     }
 }
 
-/// Visits everything that can be reached. `next` returns what follows from one state; states with the same key count as one.
+/// Visits all reachable states. `next` returns the successors of a state; states with the same key count as one.
 pub(crate) fn search<S, K: Ord>(start: Vec<S>, key: impl Fn(&S) -> K, mut next: impl FnMut(&S) -> Vec<S>) {
     let mut seen: BTreeSet<K> = start.iter().map(&key).collect();
     let mut open: VecDeque<S> = start.into();

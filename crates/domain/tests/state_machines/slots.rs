@@ -1,4 +1,4 @@
-//! Slots: approved, leased, given back, and everything that can keep them from being clean.
+//! Slots: approved, leased, released, and everything that can keep them from being clean.
 
 use gpuaas_contract::id::{SlotId, TaskId};
 use gpuaas_contract::slice::SlotSpec;
@@ -17,7 +17,7 @@ use crate::support::{NOW, at, context, later, node, queued};
 
 const OPERATIONS: [Operation; 3] = [Operation::Quarantine, Operation::Unquarantine, Operation::Withdraw];
 
-/// An operation that is new has no name here, and must be in the list above as well.
+/// Exhaustive, so that a new operation needs a name here. It must be added to the list above as well.
 const fn name(operation: Operation) -> &'static str {
     match operation {
         Operation::Quarantine => "quarantine",
@@ -26,7 +26,7 @@ const fn name(operation: Operation) -> &'static str {
     }
 }
 
-/// A node that finds these devices on itself.
+/// The result of a node that discovers these devices on itself.
 fn found(spec: &SlotSpec) -> Output {
     let candidate = CandidateSlot {
         slot_index: spec.slot_index,
@@ -62,12 +62,12 @@ fn approve(existing: &[Slot]) -> Result<(Vec<Slot>, Decision), Refusal> {
     slot::approve(&node(), (&proposal, &found), None, existing, SlotId::generate, slot::seal_text, &context())
 }
 
-/// The task whose end decides about the slot.
+/// The task whose end decides the slot's next state.
 fn lease_task(harness: &Harness) -> Option<TaskRecord> {
     harness.slots[0].lease_task.map(|id| harness.task(id).clone())
 }
 
-/// Everything that operators and tenants can ask for: by what, and what there is afterwards.
+/// Everything that operators and tenants can order: the cause, and the harness afterwards.
 fn asked(before: &Harness) -> Vec<(&'static str, Harness)> {
     let mut all = Vec::new();
     let mut take = |by, ask: &dyn Fn(&mut Harness) -> Result<(), Refusal>| {
@@ -97,7 +97,7 @@ fn asked(before: &Harness) -> Vec<(&'static str, Harness)> {
     all
 }
 
-/// Everything that can become of the task that decides about the slot.
+/// All ways in which the task that decides about the slot can end.
 fn ended(before: &Harness) -> Vec<Harness> {
     let Some(task) = lease_task(before) else { return Vec::new() };
     let mut decisions = vec![

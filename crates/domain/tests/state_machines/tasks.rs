@@ -1,4 +1,4 @@
-//! Tasks: from the order to the receipt, and what happens when one of them is missing.
+//! Tasks: from creation to the receipt, and what happens if either is missing.
 
 use gpuaas_contract::envelope;
 use gpuaas_contract::receipt::Outcome;
@@ -11,7 +11,7 @@ use crate::observed::{BEGINNING, Observed, search};
 use crate::support::{NOW, at, context, later, new_task, node, outgoing, verified_for};
 
 const OUTCOMES: [Outcome; 5] = [Outcome::Succeeded, Outcome::Failed, Outcome::Cancelled, Outcome::Interrupted, Outcome::Refused];
-/// After the lease of a dispatch, after the queue time, and after every envelope.
+/// Seconds: after the lease of a dispatch, after the queue time, and after any envelope has expired.
 const TIMES: [u64; 3] = [31, 601, 2 * 24 * 3600];
 
 /// A task, and the last envelope that was signed for it.
@@ -21,14 +21,14 @@ struct Sent {
     envelope: Option<envelope::Signed>,
 }
 
-/// Everything that can be decided about a task: by what, and the decision.
+/// Everything that can be decided about a task: the cause, and the decision.
 fn decided(Sent { task, envelope }: &Sent) -> Vec<(&'static str, Decision)> {
     let context = context();
     let mut all = vec![
         ("acknowledged", task::acknowledged(task, false, &context)),
         ("acknowledged", task::acknowledged(task, true, &context)),
         ("node_gone", task::node_gone(task, "retired", &context)),
-        // The node's journal is whole, or was damaged after the task was made.
+        // The node's journal is intact, or was damaged after the task was created.
         ("unknown_to_node", task::unknown_to_node(task, Timestamp(0), &context)),
         ("unknown_to_node", task::unknown_to_node(task, later(24 * 3600), &context)),
     ];
@@ -37,7 +37,7 @@ fn decided(Sent { task, envelope }: &Sent) -> Vec<(&'static str, Decision)> {
     if let Ok(outgoing) = outgoing(task, &node(), NOW) {
         all.extend(task::dispatch(task, &node(), &outgoing, &context).ok().map(|(_, decision)| ("dispatch", decision)));
     }
-    // Only a row that is about to be signed is looked at.
+    // The intent is only checked before signing.
     if task.state == TaskState::Queued {
         all.push(("intent_forged", task::intent_forged(task, &context)));
     }

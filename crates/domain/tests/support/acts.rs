@@ -1,4 +1,4 @@
-//! Scenes of an allocation's life, played until somebody has to say something.
+//! Scenes from an allocation's life, played until the run waits for a command, a task or time.
 #![allow(dead_code, reason = "every test file uses its own part")]
 
 use gpuaas_contract::id::AllocationId;
@@ -12,7 +12,7 @@ use crate::hosts::End;
 use crate::ledger::Ledger;
 use crate::rules;
 
-/// Advances a run until it waits for somebody or is over.
+/// Advances a run until it waits or has ended.
 pub(crate) fn settle(ledger: &mut Ledger, id: AllocationId) -> AllocationState {
     for _ in 0..20 {
         let advance = ledger.advance(id);
@@ -24,7 +24,7 @@ pub(crate) fn settle(ledger: &mut Ledger, id: AllocationId) -> AllocationState {
     panic!("{id} does not come to rest: {:?}", ledger.allocations[&id]);
 }
 
-/// Asks, and ends the first order in this way.
+/// Requests an allocation, and ends its first task like this.
 pub(crate) fn asked(ledger: &mut Ledger, request: &Request, end: End) -> AllocationId {
     let id = ledger.request(request).expect("within the quota");
     settle(ledger, id);
@@ -40,14 +40,14 @@ pub(crate) fn active(ledger: &mut Ledger, request: &Request) -> AllocationId {
     id
 }
 
-/// Ends the order that a run waits for.
+/// Ends the task that a run waits for.
 pub(crate) fn end(ledger: &mut Ledger, id: AllocationId, end: End) -> AllocationState {
     let task = ledger.task_of(id);
     ledger.end(task, end);
     settle(ledger, id)
 }
 
-/// Lets time pass until the run wants to be looked at.
+/// Lets time pass until the run is due.
 pub(crate) fn wait_for(ledger: &mut Ledger, id: AllocationId) -> AllocationState {
     match ledger.decide(id).next {
         Next::At(at) => ledger.now = ledger.now.max(at),
@@ -56,7 +56,7 @@ pub(crate) fn wait_for(ledger: &mut Ledger, id: AllocationId) -> AllocationState
     settle(ledger, id)
 }
 
-/// Lets every release fail until an operator has to look.
+/// Lets all releases fail until an operator has to intervene.
 pub(crate) fn blocked(ledger: &mut Ledger, id: AllocationId) {
     for _ in 0..MAX_RELEASES {
         while ledger.allocations[&id].step != AllocationStep::AwaitRelease {

@@ -1,4 +1,4 @@
-//! Hosts that take orders and answer for them, in every way an order can end.
+//! Hosts that receive tasks and report on them, in every way in which a task can end.
 #![allow(dead_code, reason = "every test file uses its own part")]
 
 use gpuaas_contract::cleanup::DriveProof;
@@ -20,31 +20,31 @@ use gpuaas_domain::{Change, Decision, Refusal};
 use crate::ledger::{Ledger, intent, seal};
 use crate::support::{Report, at, outgoing, receipt_for, session, slices};
 
-/// How a task can end.
+/// How a task ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
     Succeeded,
-    /// A release that leaves the content of the drives; any other task just succeeds.
+    /// A release that keeps the content of the drives; any other task succeeds.
     NotWiped,
-    /// With proof that nothing is left.
+    /// Failed, with proof that nothing is left.
     FailedClean,
-    /// Something is left.
+    /// Failed, and something is left.
     FailedDirty,
-    /// The host went down in the middle.
+    /// The host went down while it ran.
     Interrupted,
-    /// The host did not begin.
+    /// The host did not start it.
     Refused,
-    /// Told to stop before it began.
+    /// Canceled before it started.
     CancelledUnstarted,
-    /// Told to stop, and cleaned up.
+    /// Canceled, and cleaned up.
     CancelledClean,
-    /// Told to stop, and something is left.
+    /// Canceled, and something is left.
     CancelledDirty,
-    /// It ran, and its node was taken out of service for good before it answered.
+    /// It ran, and its node was retired before it reported.
     NodeGone,
-    /// Its node was taken out of service before it was sent.
+    /// Its node was retired before the task was sent.
     NodeGoneBefore,
-    /// It was sent, and nobody was heard of since.
+    /// It was sent, and its node was never heard from again.
     NoWord,
     /// It was never sent.
     Expired,
@@ -67,7 +67,7 @@ impl End {
         Self::Expired,
     ];
 
-    /// What the node says, if it does.
+    /// What the node reports, if anything.
     pub(crate) fn reported(self, order: &Task) -> Option<Report> {
         let kind = order.task_type();
         let complete = || kind.may_prove_cleanup().then(|| slices::proof(order));
@@ -103,18 +103,18 @@ impl End {
 }
 
 impl Ledger {
-    /// What a task asks for.
+    /// The task with its parameters.
     pub(crate) fn order(&self, id: TaskId) -> Task {
         let task = &self.tasks[&id];
         Task::parse(task.task_type, &task.params).expect("parses")
     }
 
-    /// Tasks that have not ended, the oldest first.
+    /// Tasks that have not ended, oldest first.
     pub(crate) fn open_tasks(&self) -> Vec<TaskId> {
         self.made.iter().copied().filter(|id| !self.tasks[id].state.ended()).collect()
     }
 
-    /// Those that act for this allocation.
+    /// Tasks of this allocation that have not ended.
     pub(crate) fn open_tasks_of(&self, id: AllocationId) -> Vec<TaskId> {
         let mut open = self.open_tasks();
         open.retain(|task| self.holders.get(task) == Some(&id));
@@ -126,7 +126,7 @@ impl Ledger {
         self.allocations[&id].task_id.expect("it has ordered something")
     }
 
-    /// A task goes out to its node.
+    /// Sends a task to its node.
     pub(crate) fn dispatch(&mut self, id: TaskId) -> Result<(), Refusal> {
         let task = self.tasks[&id].clone();
         let node = &self.nodes[&task.node_id];
@@ -136,13 +136,13 @@ impl Ledger {
         Ok(())
     }
 
-    /// The node says that it runs.
+    /// The node reports that the task runs.
     pub(crate) fn acknowledge(&mut self, id: TaskId) {
         let decision = task::acknowledged(&self.tasks[&id], true, &at(self.now));
         self.commit(decision).expect("nobody else writes");
     }
 
-    /// Sent if it was not, and running.
+    /// Sends the task if necessary, and starts it.
     pub(crate) fn start(&mut self, id: TaskId) {
         if self.tasks[&id].state == TaskState::Queued {
             self.dispatch(id).expect("can be sent");
@@ -150,7 +150,7 @@ impl Ledger {
         self.acknowledge(id);
     }
 
-    /// The node's receipt. The same node may be late with it.
+    /// Delivers the node's receipt, possibly late.
     pub(crate) fn receipt(&mut self, id: TaskId, reported: Report) {
         let task = self.tasks[&id].clone();
         let order = self.envelopes[&id].last().expect("it was sent");
@@ -159,7 +159,7 @@ impl Ledger {
         self.commit(decision.expect("taken").expect("news")).expect("nobody else writes");
     }
 
-    /// Brings a task to its end in this way, from wherever it stands.
+    /// Ends a task like this, whatever its state.
     pub(crate) fn end(&mut self, id: TaskId, end: End) {
         let order = self.order(id);
         if let Some(reported) = end.reported(&order) {
@@ -185,7 +185,7 @@ impl Ledger {
         self.tick();
     }
 
-    /// What time alone changes.
+    /// Applies what time alone changes.
     pub(crate) fn tick(&mut self) {
         for id in self.open_tasks() {
             let task = &self.tasks[&id];
@@ -196,7 +196,7 @@ impl Ledger {
         }
     }
 
-    /// The node's link is up. What it does not have, and `has` not said to have, it will never run unless it is sent again.
+    /// Opens the node's link. Tasks that the node does not have according to `has` will not run unless they are sent again.
     pub(crate) fn connect(&mut self, node: NodeId, has: impl Fn(TaskId) -> bool) -> Result<(), Refusal> {
         let decision = node::connected(&self.nodes[&node], session(), None, &at(self.now))?;
         self.commit(decision).expect("nobody else writes");
@@ -222,7 +222,7 @@ impl Ledger {
         self.commit(decision).expect("nobody else writes");
     }
 
-    /// An operator's word about a node.
+    /// An operator's operation on a node.
     pub(crate) fn operate(&mut self, id: NodeId, operation: Operation) -> Result<(), Refusal> {
         let mut decision = node::operate(&self.nodes[&id], operation, "", &at(self.now))?;
         if !decision.is_empty() {
@@ -242,7 +242,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// A machine that was retired is enrolled again.
+    /// Enrolls a retired machine again.
     pub(crate) fn enroll(&mut self, id: NodeId) {
         let known = self.nodes[&id].clone();
         assert_eq!(known.service, NodeService::Retired);
@@ -268,7 +268,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// A task that an operator asks for, with what becomes of slots or a machine in the same commit.
+    /// Creates a task for an operator, together with the changes to slots or a machine in the same commit.
     fn ordered(&mut self, node: NodeId, id: TaskId, task: Task, with: Decision) -> Result<TaskId, Refusal> {
         let timeout = task.timeout();
         let new = NewTask { id, task, queue_time: DEFAULT_QUEUE_TIME, timeout, idempotency_key: None };
@@ -287,7 +287,7 @@ impl Ledger {
         ask(HeldSlots { slots: &slots, tasks: &tasks })
     }
 
-    /// An operator's word that what is left on a slot shall go.
+    /// An operator forces the cleanup of a slot.
     pub(crate) fn force_cleanup(&mut self, slot: SlotId) -> Result<TaskId, Refusal> {
         let id = TaskId::generate();
         let ids = (AllocationId::generate(), id);
@@ -296,7 +296,7 @@ impl Ledger {
         self.ordered(self.slots[&slot].node_id, id, order.task, order.decision.and(told))
     }
 
-    /// An operator releases a slice over the head of its tenant.
+    /// An operator releases a slice without its tenant's consent.
     pub(crate) fn release_slots(&mut self, slot: SlotId, wipe: bool) -> Result<TaskId, Refusal> {
         let id = TaskId::generate();
         let order = self.held_with(slot, |held| slice::release(held, wipe, 0, id, seal, &at(self.now)))?;
@@ -304,7 +304,7 @@ impl Ledger {
         self.ordered(self.slots[&slot].node_id, id, order.task, order.decision.and(told))
     }
 
-    /// An operator stops, starts or reboots a slice over the head of its tenant.
+    /// An operator stops, starts or reboots a slice without its tenant's consent.
     pub(crate) fn power_slots(&mut self, slot: SlotId, action: PowerAction) -> Result<TaskId, Refusal> {
         let id = TaskId::generate();
         let order = self.held_with(slot, |held| slice::power(held, action, 0))?;
@@ -318,7 +318,7 @@ impl Ledger {
         run.map(|run| operators_act(run, action, Some(task), &at(self.now))).unwrap_or_default()
     }
 
-    /// An operator's word that what is left on a machine shall go.
+    /// An operator forces the cleanup of a machine.
     pub(crate) fn force_machine(&mut self, node: NodeId) -> Result<TaskId, Refusal> {
         let id = TaskId::generate();
         let machine = &self.machines[&node];

@@ -1,5 +1,5 @@
-//! The store in memory, as far as allocations are concerned. It takes a decision as a whole or not at all, over the versions it was
-//! decided on, and settles what ends in it as the control plane does.
+//! An in-memory store for allocations. It writes a decision completely or not at all, over the versions it was decided on, and settles the
+//! tasks that end in it as the control plane does.
 #![allow(dead_code, reason = "every test file uses its own part")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,25 +23,24 @@ use gpuaas_domain::task::{self, TaskRecord, TaskState};
 use gpuaas_domain::tenancy::{Organization, Project};
 use gpuaas_domain::{Actor, AuditEntry, Change, Decision, OutboxEvent, Wakeup};
 
-/// Another writer was faster, or the row is there already: nothing of the decision was written.
+/// Another writer was faster, or the row already exists: nothing of the decision was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Conflict;
 
-/// The rows.
 #[derive(Clone, Default)]
 pub(crate) struct Ledger {
     pub(crate) now: Timestamp,
     pub(crate) nodes: BTreeMap<NodeId, Node>,
     pub(crate) slots: BTreeMap<SlotId, Slot>,
     pub(crate) tasks: BTreeMap<TaskId, TaskRecord>,
-    /// Tasks in the order in which they were made. Their ids have chance in them, and a seed must always play the same.
+    /// Tasks in order of creation. Their ids are partly random, and a seed must always play the same.
     pub(crate) made: Vec<TaskId>,
-    /// For whom they are.
+    /// The allocation of each task.
     pub(crate) holders: BTreeMap<TaskId, AllocationId>,
     pub(crate) envelopes: BTreeMap<TaskId, Vec<envelope::Signed>>,
     receipts: BTreeSet<TaskId>,
     documents: BTreeMap<(ResourceKind, String), Document>,
-    // What the documents say, so that nobody has to parse them again.
+    // The parsed documents, so that nothing has to parse them again.
     pub(crate) organizations: BTreeMap<OrgId, Organization>,
     pub(crate) projects: BTreeMap<ProjectId, Project>,
     pub(crate) quotas: BTreeMap<String, Quota>,
@@ -50,15 +49,15 @@ pub(crate) struct Ledger {
     pub(crate) windows: BTreeMap<String, Window>,
     pub(crate) events: Vec<OutboxEvent>,
     pub(crate) audit: Vec<AuditEntry>,
-    /// What nodes say of guests that they started.
+    /// Whether guests respond, as nodes report after starting them.
     pub(crate) guest_answers: Option<bool>,
-    /// Whom the last commit woke.
+    /// The wake-ups of the last commit.
     pub(crate) wakeups: Vec<Wakeup>,
-    /// The picture that placement looks at, kept beside the rows node by node.
+    /// The view that placement uses, updated node by node like in the control plane.
     pub(crate) picture: Fleet,
 }
 
-/// What stands for the control plane's MACs.
+/// Stands in for the control plane's MAC.
 pub(crate) fn seal(slot: &Slot) -> String {
     slot::seal_text(slot)
 }
@@ -68,7 +67,7 @@ pub(crate) fn intent(task: &TaskRecord) -> String {
 }
 
 impl Ledger {
-    /// Writes a decision as the control plane does: with what it means for the slots and machines of every task that ends in it.
+    /// Writes a decision as the control plane does: with the effects on the slots and machines of all tasks that end in it.
     pub(crate) fn commit(&mut self, decision: Decision) -> Result<(), Conflict> {
         let settled = self.settled(decision);
         self.write(settled)
@@ -102,7 +101,7 @@ impl Ledger {
         machine.map(|machine| machine::settle(machine, ending, genuine, context)).unwrap_or_default()
     }
 
-    /// The store's part: everything or nothing.
+    /// The part of the store: writes everything or nothing.
     pub(crate) fn write(&mut self, decision: Decision) -> Result<(), Conflict> {
         assert!(decision.endings.is_empty(), "it does not say what becomes of the slots of {:?}", decision.endings);
         let mut seen = BTreeSet::new();
@@ -129,7 +128,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// Whether a row is as it was when the change was decided.
+    /// Whether the row still has the version that the change was decided on.
     fn takes(&self, change: &Change) -> bool {
         match change {
             Change::NodeInsert(node) => !self.nodes.contains_key(&node.id),
@@ -160,7 +159,7 @@ impl Ledger {
         }
     }
 
-    /// Names are unique within what they belong to, lookups within their kind.
+    /// Whether the keys are unique: names within their parent, lookups within their kind.
     fn keys_are_free(&self, decision: &Decision, written: &BTreeSet<String>) -> bool {
         let documents = decision.changes.iter().filter_map(document_of);
         documents.filter(|document| document.keys.name.is_some() || document.keys.lookup.is_some()).all(|document| {
@@ -173,7 +172,7 @@ impl Ledger {
         })
     }
 
-    /// Every change of a state has an event and an audit row about the same thing, in the same commit.
+    /// Checks that every state change has an event and an audit entry about the same id in the same commit.
     fn check_recorded(&self, decision: &Decision) {
         let told = |id: &String| decision.events.iter().any(|event| event.subject == *id);
         let noted = |id: &String| decision.audit.iter().any(|entry| entry.target == *id);
@@ -193,13 +192,13 @@ impl Ledger {
                     let known = self.tasks.get(&task.id).map(|task| task.state.as_str().to_owned());
                     (task.id.to_string(), known, task.state.as_str().to_owned())
                 }
-                // A quota is written with what it counts, and has no states.
+                // A quota is written together with what it counts, and has no states.
                 Change::ResourceInsert(document) | Change::ResourceUpdate(document) if document.kind == ResourceKind::Quota => {
                     continue;
                 }
                 Change::ResourceInsert(document) | Change::ResourceUpdate(document) => {
                     let known = self.documents.get(&key_of(document)).map(|known| known.keys.state.to_owned());
-                    // Whoever looks at the events knows where an allocation stands.
+                    // The events alone must reveal the state of every allocation.
                     let says = |event: &OutboxEvent| event.subject == document.id && event.data["to"] == document.keys.state;
                     let is_told = document.kind != ResourceKind::Allocation || decision.events.iter().any(says);
                     assert!(is_told, "no event says that {} is {}", document.id, document.keys.state);
@@ -232,7 +231,7 @@ impl Ledger {
             Change::ReceiptInsert { task_id, .. } => drop(self.receipts.insert(task_id)),
             Change::ResourceInsert(document) => self.keep(*document),
             Change::ResourceUpdate(document) => self.keep(Document { version: document.version + 1, ..*document }),
-            // `takes` has let nothing else pass that would have to be kept.
+            // `takes` has rejected all other changes that would have to be stored.
             _ => {}
         }
     }
@@ -255,12 +254,12 @@ impl Ledger {
         [quota_id(&project), quota_id(&organization)].iter().map(|id| self.quotas[id].clone()).collect()
     }
 
-    /// The slots that an allocation has, or on which its remains are.
+    /// The slots that an allocation holds, or that it left something on.
     pub(crate) fn slots_of(&self, id: AllocationId) -> Vec<Slot> {
         self.slots.values().filter(|slot| slot.allocation_id == Some(id)).cloned().collect()
     }
 
-    /// What a step of this run is decided on.
+    /// The inputs for the next step of this run.
     pub(crate) fn inputs(&self, run: &Allocation) -> StepInputs {
         let slots = self.slots_of(run.id);
         assert!(slots.iter().all(|slot| slot.seal == seal(slot)));
@@ -299,18 +298,18 @@ impl Ledger {
         })
     }
 
-    /// Brings the picture of a node up to date.
+    /// Updates a node in the placement view.
     pub(crate) fn look_at(&mut self, node: NodeId) {
         let candidate = self.candidate(node);
         self.picture.upsert(candidate);
     }
 
-    /// The same for all nodes.
+    /// Rebuilds the placement view.
     pub(crate) fn look_at_all(&mut self) {
         self.picture = self.fleet();
     }
 
-    /// A picture of the fleet that is made from the rows.
+    /// A fleet built from the rows.
     pub(crate) fn fleet(&self) -> Fleet {
         let mut fleet = Fleet::new();
         self.nodes.keys().for_each(|node| fleet.upsert(self.candidate(*node)));
@@ -330,13 +329,13 @@ impl Ledger {
         Candidate::new(&self.nodes[&node], &slots, offer.map(|state| MachineOffer { state }), maintenance)
     }
 
-    /// Decides the next step of a run, and writes nothing.
+    /// Decides the next step of a run without writing it.
     pub(crate) fn decide(&self, id: AllocationId) -> Advance {
         let run = &self.allocations[&id];
         self.decide_on(run, &self.inputs(run))
     }
 
-    /// The same on a world that may be old.
+    /// Decides a step on inputs that may be outdated.
     pub(crate) fn decide_on(&self, run: &Allocation, inputs: &StepInputs) -> Advance {
         let context = Context { now: self.now, actor: Actor::System, correlation_id: run.correlation_id.clone() };
         allocation::advance(run, inputs, &Signers { seal: &seal, intent: &intent }, &context)
@@ -352,7 +351,7 @@ impl Ledger {
         advance
     }
 
-    /// The kinds of all events about something, in short, in their order.
+    /// The short kinds of all events about a subject, in order.
     pub(crate) fn told(&self, subject: &impl ToString) -> Vec<&'static str> {
         let subject = subject.to_string();
         self.events.iter().filter(|event| event.subject == subject).map(|event| event.kind.short()).collect()
@@ -375,7 +374,7 @@ fn document_of(change: &Change) -> Option<&Document> {
     }
 }
 
-/// The node whose picture changes with it.
+/// The node that a change affects in the placement view.
 fn node_of(change: &Change) -> Option<NodeId> {
     match change {
         Change::NodeInsert(node) | Change::NodeUpdate(node) => Some(node.id),
@@ -401,7 +400,7 @@ fn keep<K: Ord, R: Resource>(rows: &mut BTreeMap<K, R>, document: &Document, key
     rows.insert(key(&resource), resource);
 }
 
-/// What an allocation asks of the fleet.
+/// The placement request of an allocation.
 fn placement_request(terms: &Terms, avoid: &[NodeId], end: Option<Timestamp>) -> PlacementRequest {
     let what = match terms.product {
         Product::Slice { slots } => What::Slots {

@@ -1,4 +1,4 @@
-//! A small world for decisions: a node, its keys, and a clock that stands.
+//! A small world for decisions: a node, its keys, and a clock that stands still.
 #![allow(dead_code, reason = "every test file uses its own part")]
 
 pub(crate) mod slices;
@@ -86,7 +86,7 @@ pub(crate) fn new_task() -> NewTask {
     }
 }
 
-/// A task that was just asked for.
+/// A task that was just created.
 pub(crate) fn queued() -> TaskRecord {
     let (task, decision) = task::create(&node(), new_task(), 0, &context(), |_| "mac".to_owned()).expect("created");
     assert_eq!(decision.changes, [Change::TaskInsert(Box::new(task.clone()))]);
@@ -100,7 +100,7 @@ pub(crate) fn outgoing(task: &TaskRecord, node: &Node, now: Timestamp) -> Result
     Ok(Outgoing { payload, signed, key_id: task_key().verifying_key().id() })
 }
 
-/// Signs an envelope for a queued task and sends it out.
+/// Signs an envelope for a queued task and sends it.
 pub(crate) fn try_dispatch(task: &TaskRecord, node: &Node, now: Timestamp) -> Result<Decision, Refusal> {
     Ok(task::dispatch(task, node, &outgoing(task, node, now)?, &at(now))?.1)
 }
@@ -109,7 +109,7 @@ pub(crate) fn dispatched() -> TaskRecord {
     task_of(&try_dispatch(&queued(), &node(), NOW).expect("sent"))
 }
 
-/// A task in the given state, as the domain itself brings it there.
+/// A task that the domain functions themselves have brought into this state.
 pub(crate) fn in_state(state: TaskState) -> TaskRecord {
     let sent = dispatched();
     let accepted = || task_of(&task::acknowledged(&sent, false, &context()));
@@ -129,7 +129,7 @@ pub(crate) fn in_state(state: TaskState) -> TaskRecord {
     }
 }
 
-/// A receipt of the node for the task, signed, and verified as the control plane would.
+/// A signed receipt of the node for the task, verified as the control plane does.
 pub(crate) fn verified(task: &TaskRecord, outcome: Outcome, sequence: u64) -> (receipt::Verified, Vec<u8>) {
     let order = task::envelope_payload(task, &node(), CLUSTER, NOW).expect("payload").sign(&task_key());
     verified_for(task, &order, outcome, sequence)
@@ -147,7 +147,7 @@ pub(crate) fn verified_for(
     receipt_for(task, order, reported, sequence)
 }
 
-/// What a node says.
+/// What a node reports about a task.
 #[derive(Clone)]
 pub(crate) struct Report {
     pub(crate) outcome: Outcome,
@@ -160,7 +160,7 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    /// This and no more.
+    /// A report of this outcome and nothing else.
     pub(crate) fn plainly(outcome: Outcome) -> Self {
         let message = "in words".to_owned();
         Self { outcome, started: outcome != Outcome::Refused, output: None, proof: None, code: "some_code", message }
@@ -235,7 +235,7 @@ pub(crate) fn node_of(decision: &Decision) -> Node {
     node.expect("the decision writes a node")
 }
 
-/// Every state change has one event and one audit row about the same thing.
+/// Checks that a state change has exactly one event and one audit entry about the same id.
 pub(crate) fn assert_recorded(decision: &Decision, kind: &str, action: &str) {
     assert_eq!(decision.events.iter().map(|event| event.kind.as_str()).collect::<Vec<_>>(), [kind]);
     assert_eq!(decision.audit.iter().map(|entry| entry.action).collect::<Vec<_>>(), [action]);

@@ -1,4 +1,4 @@
-//! What must hold of the ledger at any time.
+//! Invariants of the ledger.
 #![allow(dead_code, reason = "every test file uses its own part")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,7 +12,7 @@ use gpuaas_domain::slot::SlotState;
 
 use crate::ledger::Ledger;
 
-/// Where an allocation may go from where it stands.
+/// Whether an allocation may go from one state to the other.
 fn may_follow(before: AllocationState, after: AllocationState) -> bool {
     use AllocationState as S;
     let next: &[S] = match before {
@@ -29,18 +29,18 @@ fn may_follow(before: AllocationState, after: AllocationState) -> bool {
     before == after || next.contains(&after)
 }
 
-/// What was seen before, for what must hold between two moments.
+/// What was seen before, for invariants that relate two points in time.
 #[derive(Default)]
 pub(crate) struct Watch {
     states: BTreeMap<AllocationId, AllocationState>,
     slot_epochs: BTreeMap<SlotId, u64>,
     machine_epochs: BTreeMap<NodeId, u64>,
-    /// Which allocation had which number of a slot or a machine.
+    /// Which allocation had which lease epoch of a slot or a machine.
     leases: BTreeMap<(String, u64), AllocationId>,
 }
 
 impl Watch {
-    /// Everything that must hold, now and since the last look.
+    /// Checks all invariants, now and since the last check.
     pub(crate) fn check(&mut self, ledger: &Ledger) {
         self.numbers_grow(ledger);
         for run in ledger.allocations.values() {
@@ -50,7 +50,7 @@ impl Watch {
         check(ledger);
     }
 
-    /// A lease has a number of its own, and numbers never go back.
+    /// Every lease has an epoch of its own, and epochs never decrease.
     fn numbers_grow(&mut self, ledger: &Ledger) {
         let slots = ledger.slots.values().map(|slot| {
             let before = self.slot_epochs.insert(slot.id, slot.lease_epoch).unwrap_or(0);
@@ -71,7 +71,7 @@ impl Watch {
     }
 }
 
-/// Everything that must hold now.
+/// Checks all invariants of a single point in time.
 pub(crate) fn check(ledger: &Ledger) {
     let mut held: BTreeMap<AllocationId, HeldSlot> = BTreeMap::new();
     one_holder(ledger, &mut held);
@@ -90,7 +90,7 @@ struct HeldSlot {
     machine: Option<(NodeId, MachineState)>,
 }
 
-/// A slot or a machine is somebody's exactly while it is not clean, and a host is not sliced and leased as a whole at once.
+/// A slot or a machine has a holder exactly while it is not clean, and a host is never sliced and leased as a whole at the same time.
 fn one_holder(ledger: &Ledger, held: &mut BTreeMap<AllocationId, HeldSlot>) {
     for slot in ledger.slots.values() {
         assert_eq!(slot.allocation_id.is_none(), slot.state.is_clean(), "{} is {:?}", slot.id, slot.state);
@@ -153,7 +153,7 @@ fn holds_what_it_should(run: &Allocation, held: &HeldSlot) {
     }
 }
 
-/// No order is under way for an allocation that is over.
+/// No task is open for an allocation that has ended.
 fn nothing_runs_for_who_is_gone(ledger: &Ledger) {
     for id in ledger.open_tasks() {
         let holder = ledger.holders[&id];
@@ -162,7 +162,7 @@ fn nothing_runs_for_who_is_gone(ledger: &Ledger) {
     }
 }
 
-/// A quota counts what is not over, neither more nor less.
+/// A quota counts exactly the allocations that have not ended.
 fn quotas_are_what_they_count(ledger: &Ledger) {
     let mut counted: BTreeMap<String, Used> = ledger.quotas.keys().map(|id| (id.clone(), Used::default())).collect();
     for run in ledger.allocations.values().filter(|run| !run.state.is_terminal()) {
@@ -178,7 +178,7 @@ fn quotas_are_what_they_count(ledger: &Ledger) {
     }
 }
 
-/// Every approved slot is counted once, as what it is.
+/// Every approved slot is counted exactly once.
 fn capacity_adds_up(ledger: &Ledger) {
     for row in ledger.picture.capacity() {
         assert_eq!(row.delivered, row.healthy + row.unhealthy, "{row:?}");

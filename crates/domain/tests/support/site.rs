@@ -1,4 +1,4 @@
-//! A site: an organization with projects, products, hosts, and people who ask for things.
+//! A site: organizations with projects, products, hosts, and tenants who request allocations.
 #![allow(dead_code, reason = "every test file uses its own part")]
 
 use std::collections::BTreeMap;
@@ -23,11 +23,10 @@ use gpuaas_domain::{Decision, Refusal, tenancy};
 use crate::ledger::{Ledger, seal};
 use crate::support::{NOW, at, node, session, slices};
 
-/// A key that lets somebody in.
 const KEY: &str = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAABAgMEBQYHCAkKCwwNDg8QERITFBUWFxgZGhscHR4f";
 
 pub(crate) const ORGANIZATIONS: u8 = 2;
-/// Of each organization.
+/// Projects per organization.
 pub(crate) const PROJECTS: u8 = 2;
 
 pub(crate) fn organization(number: u8) -> OrgId {
@@ -48,7 +47,7 @@ pub(crate) fn slot_id(number: u8, index: u32) -> SlotId {
     SlotId::from_bytes(bytes)
 }
 
-/// Names, serial numbers and addresses of a host that are none of its tenants' business.
+/// Names, serial numbers and addresses of a host, which its tenants must not see.
 pub(crate) fn secrets_of(number: u8) -> [String; 4] {
     [node_name(number), format!("SN{number}X"), format!("10.{number}."), node_id(number).to_string()]
 }
@@ -95,7 +94,7 @@ fn sku(product: Product) -> Sku {
     }
 }
 
-/// Somebody who wants it now, without an end.
+/// A request that does not wait, for a lease without an end.
 pub(crate) fn wanted(product: Product) -> Request {
     Request {
         name: "train-1".parse().expect("a name"),
@@ -137,14 +136,14 @@ impl Ledger {
                 let (id, name) = (project(number, of), format!("project-{of}"));
                 let made = tenancy::create_project(id, &of_number, &name, "", Limits::default(), &at(NOW)).expect("made");
                 ledger.commit(made.1).expect("new");
-                // Each project writes its organization anew.
+                // Creating a project also writes its organization.
                 of_number.version += 1;
             }
         }
         ledger
     }
 
-    /// Hosts 1, 2, … that are sliced into so many slots each.
+    /// Hosts 1, 2, … with this many slots each.
     pub(crate) fn sliced(hosts: &[u32]) -> Self {
         let mut ledger = Self::empty_site();
         for (number, slots) in (1..).zip(hosts) {
@@ -195,7 +194,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// A tenant asks, in the first project of the first organization.
+    /// A tenant requests an allocation in the first project of the first organization.
     pub(crate) fn request(&mut self, request: &Request) -> Result<AllocationId, Refusal> {
         self.request_in((1, 0), request)
     }
@@ -206,7 +205,7 @@ impl Ledger {
         let id = AllocationId::from_bytes(bytes);
         let project = &self.projects[&project(organization, number)];
         let quotas = self.quotas_of(project.id, project.organization_id);
-        // A name is one allocation's in a project until it is over.
+        // Within a project, a name is unique until its allocation has ended.
         let is_taken =
             |other: &Allocation| !other.state.is_terminal() && other.project_id == project.id && other.name == request.name;
         let name = match self.allocations.values().any(is_taken) {
@@ -219,13 +218,13 @@ impl Ledger {
         Ok(id)
     }
 
-    /// Whether another allocation of the project that is not over has this name.
+    /// Whether another allocation of the project that has not ended has this name.
     fn is_taken(&self, own: AllocationId, project: ProjectId, name: &VmName) -> bool {
         let is_same = |other: &&Allocation| other.id != own && other.project_id == project && other.name == *name;
         self.allocations.values().filter(is_same).any(|other| !other.state.is_terminal())
     }
 
-    /// Somebody's word about an allocation.
+    /// Carries out a command on an allocation.
     pub(crate) fn say(
         &mut self,
         id: AllocationId,
@@ -263,7 +262,7 @@ impl Ledger {
         &self.quotas[&gpuaas_domain::quota::quota_id(of)]
     }
 
-    /// What the first project has, by its quota.
+    /// What the first project uses, according to its quota.
     pub(crate) fn used(&self) -> Used {
         self.quota(&project(1, 0)).used
     }
@@ -271,7 +270,7 @@ impl Ledger {
     pub(crate) fn wait(&mut self, seconds: u64) {
         self.now = self.now.plus(Duration::from_secs(seconds));
         if !self.windows.is_empty() {
-            // Some of them may be over.
+            // Some windows may have ended.
             self.look_at_all();
         }
     }

@@ -1,4 +1,4 @@
-//! The ledger of one node with slots, and a node that answers.
+//! The ledger of one node with slots, and a node that reports.
 
 use std::collections::BTreeMap;
 
@@ -42,7 +42,7 @@ pub(crate) fn guest() -> GuestSpec {
     }
 }
 
-/// A free slot with a GPU, its sound function, a fabric function and a drive.
+/// A free slot with a GPU, its audio function, a fabric function and a drive.
 pub(crate) fn slot(slot_index: u32) -> Slot {
     let address = |tail: &str| format!("0000:{slot_index:02x}:{tail}").parse().expect("an address");
     let mut slot = Slot {
@@ -80,7 +80,7 @@ pub(crate) fn slot(slot_index: u32) -> Slot {
     slot
 }
 
-/// A proof in which nothing is missing.
+/// A complete proof.
 pub(crate) fn proof(task: &Task) -> CleanupProof {
     let holder = task.holder().expect("acts on slots");
     CleanupProof {
@@ -119,7 +119,7 @@ pub(crate) fn slot_proof(slot: &LeasedSlot) -> SlotProof {
     }
 }
 
-/// What a node answers to such a task if it succeeds.
+/// The output of a node for a task that succeeded.
 pub(crate) fn output(task: &Task) -> Output {
     match task {
         Task::SliceVmProvision(params) => Output::SliceVmProvision(slice_vm_provision::Output {
@@ -181,14 +181,14 @@ pub(crate) fn output(task: &Task) -> Output {
     }
 }
 
-/// The store, as far as the slots of one node are concerned.
+/// The store, for the slots of one node.
 #[derive(Clone)]
 pub(crate) struct Harness {
     pub(crate) now: Timestamp,
     pub(crate) slots: Vec<Slot>,
     pub(crate) tasks: BTreeMap<TaskId, TaskRecord>,
     pub(crate) envelopes: BTreeMap<TaskId, envelope::Signed>,
-    /// Of everything that was committed.
+    /// Events of all commits.
     pub(crate) events: Vec<OutboxEvent>,
 }
 
@@ -198,12 +198,12 @@ impl Harness {
         Self { now: super::NOW, slots, tasks: BTreeMap::new(), envelopes: BTreeMap::new(), events: Vec::new() }
     }
 
-    /// Writes a decision as the control plane does: with what it means for slots. Returns what that is.
+    /// Writes a decision as the control plane does, with its effects on slots, and returns these effects.
     pub(crate) fn commit(&mut self, decision: Decision) -> Decision {
         self.commit_as(decision, true)
     }
 
-    /// The same; `genuine` says whether the control plane itself made the rows of the tasks that end.
+    /// Like [`Self::commit`]; `genuine` says whether the control plane itself wrote the rows of the tasks that end.
     pub(crate) fn commit_as(&mut self, decision: Decision, genuine: bool) -> Decision {
         let (mut decision, mut of_slots) = (decision, Decision::default());
         for ending in std::mem::take(&mut decision.endings) {
@@ -299,7 +299,7 @@ impl Harness {
         &self.tasks[&id]
     }
 
-    /// What a task asks for.
+    /// The task with its parameters.
     pub(crate) fn order(&self, id: TaskId) -> Task {
         let task = self.task(id);
         Task::parse(task.task_type, &task.params).expect("parses")
@@ -312,14 +312,14 @@ impl Harness {
         Ok(())
     }
 
-    /// Sent, and running on the node.
+    /// Sends the task and starts it on the node.
     pub(crate) fn start(&mut self, id: TaskId) {
         self.dispatch(id).expect("can be sent");
         let started = task::acknowledged(self.task(id), true, &at(self.now));
         self.commit(started);
     }
 
-    /// The node's receipt for a task that was sent.
+    /// Delivers the node's receipt for a task that was sent.
     pub(crate) fn receipt(&mut self, id: TaskId, outcome: Outcome, proof: Option<CleanupProof>) -> Decision {
         self.receipt_said(id, outcome, proof, outcome != Outcome::Refused)
     }
@@ -330,7 +330,7 @@ impl Harness {
         self.report(id, Report { started, output, proof, ..Report::plainly(outcome) })
     }
 
-    /// The node's receipt with this content.
+    /// Delivers a receipt with this content.
     pub(crate) fn report(&mut self, id: TaskId, reported: Report) -> Decision {
         let task = self.task(id).clone();
         let (verified, raw) = receipt_for(&task, &self.envelopes[&id], reported, 1);
@@ -338,7 +338,7 @@ impl Harness {
         self.commit(decision.expect("taken").expect("news"))
     }
 
-    /// A guest on these slots.
+    /// A harness with a guest that runs on these slots.
     pub(crate) fn running(slots: u32, indexes: &[usize]) -> (Self, TaskId) {
         let mut harness = Self::new(slots);
         let id = harness.provision(indexes).expect("free");

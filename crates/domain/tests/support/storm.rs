@@ -1,4 +1,4 @@
-//! A storm: tenants, operators, hosts, time and several drivers at once, as chance has it.
+//! A storm: tenants, operators, hosts, time and several drivers at once, in random order.
 #![allow(dead_code, reason = "every test file uses its own part")]
 
 use std::time::Duration;
@@ -23,10 +23,10 @@ use crate::site::{ORGANIZATIONS, PROJECTS, node_id, wanted};
 use crate::support::at;
 use crate::truth::Truth;
 
-/// Slots of the hosts that are sliced; two more are leased as a whole.
+/// Slots of the sliced hosts; two more hosts are leased as a whole.
 const SLICED: [u32; 3] = [4, 2, 3];
 const WHOLE: [u8; 2] = [4, 5];
-/// How orders end on hosts as they are.
+/// How tasks end on ordinary hosts.
 pub(crate) const ENDS: [End; 12] = [
     End::Succeeded,
     End::Succeeded,
@@ -41,9 +41,9 @@ pub(crate) const ENDS: [End; 12] = [
     End::Refused,
     End::CancelledUnstarted,
 ];
-/// How they end on hosts that are broken.
+/// How tasks end on broken hosts.
 pub(crate) const BAD_ENDS: [End; 4] = [End::FailedDirty, End::Interrupted, End::CancelledDirty, End::NotWiped];
-/// States of what is not over.
+/// States of allocations that have not ended.
 const GOING: [AllocationState; 7] = [
     AllocationState::Requested,
     AllocationState::Placing,
@@ -53,10 +53,10 @@ const GOING: [AllocationState; 7] = [
     AllocationState::Releasing,
     AllocationState::ReleaseBlocked,
 ];
-/// Rounds in which everything must have come to rest after the storm.
+/// Number of rounds within which everything must come to rest after the storm.
 const CALM_ROUNDS: usize = 60;
 
-/// A generator of chance that gives the same for the same seed, everywhere.
+/// A random number generator that returns the same numbers for the same seed on every machine.
 pub(crate) struct Chance(u64);
 
 impl Chance {
@@ -81,7 +81,7 @@ impl Chance {
     }
 }
 
-/// Who decides something and commits it later, when the ledger may have gone on.
+/// An actor who decides something and commits it later, when the ledger may have changed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Slow {
     Driver,
@@ -92,10 +92,10 @@ pub(crate) enum Slow {
     Limits,
 }
 
-/// What can happen. Numbers choose among what is there, the newest first.
+/// What can happen. Numbers select among the existing candidates, newest first.
 #[derive(Clone, Debug)]
 pub(crate) enum Action {
-    /// So many slots, or a whole host.
+    /// A tenant requests this many slots, or a whole host.
     Request {
         tenant: (u8, u8),
         slots: Option<u32>,
@@ -109,11 +109,11 @@ pub(crate) enum Action {
     Retry(usize, u64),
     Describe(usize, u64),
     Node(usize, Operation),
-    /// A node that was held back takes work again.
+    /// A node that was drained or quarantined accepts work again.
     Restore(usize),
     Enroll(usize),
     Slot(usize, slot::Operation),
-    /// A slot that was held back is let go.
+    /// A slot that was quarantined can be used again.
     RestoreSlot(usize),
     Offer(usize),
     Withdraw(usize),
@@ -129,11 +129,11 @@ pub(crate) enum Action {
     Take(usize),
     Finish(usize, End),
     Deliver(usize),
-    /// A host is sent what it is to do, does it and says so, as far as its link allows.
+    /// A host receives a task, runs it and reports, as far as its link allows.
     Work(usize, End),
-    /// All hosts do so; this many do it well and the next one not.
+    /// All open tasks are worked on: up to seven succeed, the next one ends like this, and so on.
     WorkAll(usize, End),
-    /// A host is sent what it is to do and begins, and is not heard of any more.
+    /// A host receives a task and starts it, and is not heard from again.
     Vanish(usize),
     Wait(u64),
     Advance(usize),
@@ -154,14 +154,14 @@ impl Action {
         }
     }
 
-    /// How a storm begins: with some tenants who have what they asked for, and some who wait.
+    /// The beginning of a storm: some tenants have what they requested, and some wait.
     pub(crate) fn opening(chance: &mut Chance) -> Vec<Self> {
         let mut actions: Vec<Self> = (0..chance.below(8)).map(|_| Self::request(chance)).collect();
         actions.extend([Self::AdvanceAll, Self::WorkAll(chance.below(64), End::Succeeded), Self::AdvanceAll]);
         actions
     }
 
-    /// Anything; orders end in one of these ways.
+    /// Any action; tasks end in one of these ways.
     pub(crate) fn any(chance: &mut Chance, ends: &[End]) -> Self {
         let n = chance.below(64);
         match chance.below(100) {
@@ -210,14 +210,13 @@ impl Action {
     }
 }
 
-/// The whole scene.
 pub(crate) struct Storm {
     pub(crate) ledger: Ledger,
     truth: Truth,
     watch: Watch,
-    /// What was decided and not committed yet.
+    /// Decisions that were not committed yet.
     decided: Vec<Decision>,
-    /// How often that came too late.
+    /// How many of them were conflicts.
     pub(crate) conflicts: usize,
 }
 
@@ -237,7 +236,7 @@ impl Storm {
         nth(self.ledger.slots.keys().copied(), number).expect("there are slots")
     }
 
-    /// Most words are about what is in one of these states; a few about anything.
+    /// Usually selects an allocation in one of these states; sometimes any allocation.
     fn run(&self, number: usize, states: &[AllocationState]) -> Option<AllocationId> {
         let all = self.ledger.allocations.values().rev();
         let meant = |run: &&allocation::Allocation| number % 8 == 7 || states.contains(&run.state);
@@ -477,7 +476,7 @@ impl Storm {
         }
     }
 
-    /// Brings a task to an end as far as its host can.
+    /// Brings a task to its end as far as its host can.
     fn work(&mut self, id: TaskId, end: End) {
         let (ledger, truth) = (&mut self.ledger, &mut self.truth);
         if ledger.tasks[&id].state == TaskState::Queued {
@@ -498,7 +497,7 @@ impl Storm {
         }
     }
 
-    /// A decision on the ledger as they are now.
+    /// A decision on the ledger as it is now.
     fn decide(&self, number: usize, who: Slow) -> Option<Decision> {
         let context = at(self.ledger.now);
         let states: &[AllocationState] = if matches!(who, Slow::Retry) { &[AllocationState::Failed] } else { &GOING };
@@ -520,7 +519,7 @@ impl Storm {
         })
     }
 
-    /// The storm is over: hosts answer properly, operators clean up what is blocked, and everybody leaves.
+    /// The storm is over: hosts respond properly, operators clean up what is blocked, and all tenants leave.
     pub(crate) fn calm(&mut self) {
         for decision in std::mem::take(&mut self.decided) {
             self.conflicts += usize::from(self.ledger.commit(decision) == Err(Conflict));
@@ -533,7 +532,7 @@ impl Storm {
                 self.ledger.advance(id);
                 self.check();
             }
-            // In the end: whatever was running is over.
+            // Finally, whatever was running ends.
             for id in self.truth.running(&self.ledger) {
                 self.truth.finish(&self.ledger, id, End::Succeeded);
             }
@@ -572,14 +571,14 @@ impl Storm {
 
     fn operators_clean_up(&mut self) {
         for slot in self.ledger.slots.values().filter(|slot| is_dirty(slot.state)).map(|slot| slot.id).collect::<Vec<_>>() {
-            // Those that belong together go together: the second one finds it under way.
+            // Slots of the same guest are cleaned up together, so forcing the second one fails because the first is in progress.
             drop(self.ledger.force_cleanup(slot));
         }
         let blocked = self.ledger.machines.values().filter(|machine| machine.state == MachineState::CleanupBlocked);
         for node in blocked.map(|machine| machine.node_id).collect::<Vec<_>>() {
             drop(self.ledger.force_machine(node));
         }
-        // What is blocked and still whole, because its node was away, is released by the run itself.
+        // What is blocked but intact, because its node was away, is released by the run itself.
         let blocked = self.ledger.allocations.values().filter(|run| run.state == AllocationState::ReleaseBlocked);
         for id in blocked.map(|run| run.id).collect::<Vec<_>>() {
             if self.ledger.open_tasks_of(id).is_empty() {
@@ -606,7 +605,7 @@ fn any_node(number: usize) -> NodeId {
     node_id(u8::try_from(number % hosts).expect("few") + 1)
 }
 
-/// Counted around, so that every number means something where there is anything.
+/// Wraps around, so that every number selects something if there is anything.
 fn nth<T>(among: impl Iterator<Item = T>, number: usize) -> Option<T> {
     let mut among: Vec<T> = among.collect();
     if among.is_empty() { None } else { Some(among.swap_remove(number % among.len())) }

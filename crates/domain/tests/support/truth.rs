@@ -1,5 +1,5 @@
-//! What is really on the hosts, whatever the ledger say: hosts that do as they are told, fail in every way, lose their links and tell the
-//! truth about it, at once or much later.
+//! What is really on the hosts, whatever the ledger says. Hosts do as they are told, fail in every way, lose their links, and tell the
+//! truth about it, immediately or much later.
 #![allow(dead_code, reason = "every test file uses its own part")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,25 +12,24 @@ use gpuaas_domain::machine::MachineState;
 use crate::hosts::End;
 use crate::ledger::Ledger;
 
-/// Something that one allocation at a time may be on.
+/// Something that only one allocation at a time may occupy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Place {
     Slot(SlotId),
     Host(NodeId),
 }
 
-/// The hosts.
 #[derive(Default)]
 pub(crate) struct Truth {
-    /// Orders that were sent over a link that is still up, or was the last one.
+    /// Tasks that were sent over the current link, or over the last one.
     on_the_way: BTreeSet<TaskId>,
-    /// Orders that a host has in its journal.
+    /// Tasks that a host has in its journal.
     taken: BTreeSet<TaskId>,
-    /// How those ended that have ended. Their receipts are kept until they are believed.
+    /// How finished tasks ended. Their receipts are kept until they are accepted.
     done: BTreeMap<TaskId, End>,
-    /// Whose guest or user, or what is left of it, is on what.
+    /// Which allocation has a guest or a user, or has left something, at a place.
     remains: BTreeMap<Place, AllocationId>,
-    /// The highest number under which something was given back. Orders under it come too late.
+    /// The highest lease epoch that was released. Tasks for that or an older lease are refused.
     fences: BTreeMap<Place, u64>,
 }
 
@@ -50,12 +49,12 @@ fn places(order: &Task, node: NodeId) -> Vec<Place> {
 }
 
 impl Truth {
-    /// Whether the node would say that it has the task.
+    /// Whether the node would report that it has the task.
     pub(crate) fn has(&self, id: TaskId) -> bool {
         self.taken.contains(&id)
     }
 
-    /// A queued task goes over the link, if there is one.
+    /// Sends a queued task over the link, if it is open.
     pub(crate) fn dispatch(&mut self, ledger: &mut Ledger, id: TaskId) -> bool {
         let online = ledger.nodes[&ledger.tasks[&id].node_id].session.is_some();
         let sent = online && ledger.dispatch(id).is_ok();
@@ -65,7 +64,7 @@ impl Truth {
         sent
     }
 
-    /// Orders that a host could take now.
+    /// Tasks that a host could accept now.
     pub(crate) fn takable(&self, ledger: &Ledger) -> Vec<TaskId> {
         let good = |id: &TaskId| {
             let start_by = ledger.tasks[id].envelope_start_by;
@@ -74,7 +73,7 @@ impl Truth {
         ledger.made.iter().copied().filter(good).collect()
     }
 
-    /// A host takes an order and begins, unless it comes too late. Whether it can say so is another matter.
+    /// A host accepts a task and starts it, unless it is too late. Its report may still get lost.
     pub(crate) fn take(&mut self, ledger: &mut Ledger, id: TaskId) {
         self.on_the_way.remove(&id);
         self.taken.insert(id);
@@ -101,7 +100,7 @@ impl Truth {
         }
     }
 
-    /// Whoever still works under this number or an earlier one stops.
+    /// Stops all tasks that still run under this lease epoch or an earlier one.
     fn overtake(&mut self, ledger: &Ledger, place: Place, number: u64, by: TaskId) {
         for id in self.running(ledger) {
             let order = ledger.order(id);
@@ -112,32 +111,32 @@ impl Truth {
         }
     }
 
-    /// A host does not begin with an order.
+    /// A host does not start a task.
     pub(crate) fn refuse(&mut self, id: TaskId, end: End) {
         self.on_the_way.remove(&id);
         self.taken.insert(id);
         self.done.insert(id, end);
     }
 
-    /// Orders that hosts are working on.
+    /// Tasks that hosts are running.
     pub(crate) fn running(&self, ledger: &Ledger) -> Vec<TaskId> {
         let runs = |id: &TaskId| self.taken.contains(id) && !self.done.contains_key(id);
         ledger.made.iter().copied().filter(runs).collect()
     }
 
-    /// A host is done with an order it began.
+    /// A host finishes a task that it started.
     pub(crate) fn finish(&mut self, ledger: &Ledger, id: TaskId, end: End) {
         let (order, node) = (ledger.order(id), ledger.tasks[&id].node_id);
         let kind = order.task_type();
         let whole = matches!(kind, TaskType::AllocationProvisionUser | TaskType::AllocationDeprovisionUser);
         let clean = match end {
             End::Succeeded => ends(kind),
-            // There is no such thing on a whole host.
+            // A whole host has no release that keeps the content.
             End::NotWiped => ends(kind) && whole,
-            // A whole host proves nothing but by the end of the user.
+            // A whole host proves cleanup only by removing the user.
             End::FailedClean | End::CancelledClean => !whole && (ends(kind) || makes(kind)),
             End::FailedDirty | End::CancelledDirty | End::Interrupted => false,
-            // What has begun is no longer refused: it fails.
+            // A task that has started is not refused any more; it fails.
             End::Refused | End::CancelledUnstarted => return self.finish(ledger, id, End::FailedDirty),
             End::NodeGone | End::NodeGoneBefore | End::NoWord | End::Expired => panic!("no end that a host knows: {end:?}"),
         };
@@ -160,19 +159,19 @@ impl Truth {
         ledger.made.iter().copied().filter(can).collect()
     }
 
-    /// A receipt arrives, perhaps long after everybody gave it up.
+    /// A receipt arrives, possibly long after the task was given up.
     pub(crate) fn deliver(&self, ledger: &mut Ledger, id: TaskId) {
         let order = ledger.order(id);
         ledger.receipt(id, self.done[&id].reported(&order).expect("a host has ended it"));
     }
 
-    /// A link comes up. What was sent over the one before is void.
+    /// A link opens. What was sent over the previous one is void.
     pub(crate) fn connect(&mut self, ledger: &mut Ledger, node: NodeId) -> bool {
         self.on_the_way.retain(|id| ledger.tasks[id].node_id != node);
         ledger.connect(node, |id| self.taken.contains(&id)).is_ok()
     }
 
-    /// A machine is enrolled again: it has forgotten its orders, and what is on it is still there.
+    /// A machine is enrolled again: it has forgotten its tasks, but what is on it is still there.
     pub(crate) fn enroll(&mut self, ledger: &mut Ledger, node: NodeId) {
         self.on_the_way.retain(|id| ledger.tasks[id].node_id != node);
         for id in self.running(ledger) {
@@ -183,7 +182,7 @@ impl Truth {
         ledger.enroll(node);
     }
 
-    /// The ledger know of everything that is somewhere: nothing is clean there that is not.
+    /// Checks that the ledger knows everything that is left anywhere: nothing is recorded as clean that is not.
     pub(crate) fn check(&self, ledger: &Ledger) {
         for (place, allocation) in &self.remains {
             let holder = match place {
