@@ -181,7 +181,7 @@ pub struct AuditEntry {
 pub enum Wakeup {
     /// There is work or a cancellation for this node's link.
     NodeWork(NodeId),
-    /// The node may have lost the right to connect; check its link now.
+    /// The node's right to connect may have changed; check its link now.
     NodeAccess(NodeId),
     /// The task changed; someone may be waiting for it.
     Task(TaskId),

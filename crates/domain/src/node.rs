@@ -105,7 +105,7 @@ pub enum Operation {
     Quarantine,
     /// Allow the node to be used again.
     Unquarantine,
-    /// Remove the node for good.
+    /// Take the node out of service until it is enrolled again.
     Retire,
 }
 

@@ -145,7 +145,7 @@ pub struct Allocation {
     pub slots: Vec<SlotId>,
     /// The most recent task of the run.
     pub task_id: Option<TaskId>,
-    /// A power action that the tenant wants and the run has not completed.
+    /// A power action that is wanted and not completed yet.
     pub pending_power_action: Option<PowerAction>,
     /// What is known about the guest; `None` if there is no guest or nothing is known.
     #[serde(default)]
@@ -158,7 +158,7 @@ pub struct Allocation {
     pub releases: u32,
     /// Nodes that failed to provision the allocation.
     pub avoid: Vec<NodeId>,
-    /// The most recent error; `None` after a success.
+    /// The most recent error; cleared by a success.
     pub last_error: Option<LastError>,
     /// The actor who requested the allocation.
     pub requested_by: String,

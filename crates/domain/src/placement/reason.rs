@@ -108,7 +108,7 @@ pub enum Reason {
     Quarantined,
     /// The node is locked, because two copies of its identity were seen.
     Locked,
-    /// The node is retired for good.
+    /// The node is retired.
     Retired,
     /// The host policy does not allow tasks that are needed.
     HostPolicyDenies {

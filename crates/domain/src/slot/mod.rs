@@ -87,7 +87,7 @@ pub enum Operation {
     Quarantine,
     /// Allow the slot to be used again.
     Unquarantine,
-    /// Remove the slot.
+    /// Remove the slot until it is approved again.
     Withdraw,
 }
 
