@@ -6,7 +6,7 @@ use std::borrow::Cow;
 use crate::names::{Named, UnknownName, named};
 
 named! {
-    /// What an action can be about.
+    /// Kind of scope that an action can apply to.
     pub enum ScopeKind {
         /// The platform itself.
         Platform = "platform",
@@ -19,7 +19,7 @@ named! {
 
 macro_rules! actions {
     ($($(#[$doc:meta])* $variant:ident, $name:literal, $effect:ident, [$($scope:ident),+];)*) => {
-        /// What somebody wants to do. Closed: whatever the API offers needs one of these.
+        /// An action that needs a permission. Every operation of the API requires one of these.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
         pub enum Action {
             $($(#[$doc])* #[serde(rename = $name)] $variant,)*
@@ -64,33 +64,33 @@ actions! {
     CatalogRead, "catalog.read", reads, [Platform];
     /// Sees nodes, slots, tasks and the state of the control plane.
     PlatformRead, "platform.read", reads, [Platform];
-    /// Enrolls, drains and repairs nodes, runs tasks on them.
+    /// Enrolls, drains and repairs nodes, and runs tasks on them.
     PlatformOperate, "platform.operate", changes, [Platform];
     /// Changes who and what is trusted: platform tokens, signing keys, issuers.
     PlatformAdmin, "platform.admin", changes, [Platform];
     /// Reads the audit log.
     AuditRead, "audit.read", reads, [Platform];
-    /// Changes products, prices and the images everybody sees.
+    /// Changes products, prices and the images of the platform.
     CatalogManage, "catalog.manage", changes, [Platform];
-    /// Sees what is free, taken and broken.
+    /// Sees which capacity is free, leased or unhealthy.
     CapacityRead, "capacity.read", reads, [Platform];
     /// Plans and cancels maintenance windows.
     MaintenanceManage, "maintenance.manage", changes, [Platform];
     /// Lists the organizations they can see.
     OrganizationList, "organization.list", reads, [Platform];
-    /// Makes an organization.
+    /// Creates an organization.
     OrganizationCreate, "organization.create", changes, [Platform];
     /// Sees an organization.
     OrganizationRead, "organization.read", reads, [Organization];
     /// Changes an organization.
     OrganizationManage, "organization.manage", changes, [Organization];
-    /// Sees limits and what is used of them.
+    /// Sees quotas and their usage.
     QuotaRead, "quota.read", reads, [Organization, Project];
-    /// Sets limits.
+    /// Sets quotas.
     QuotaSet, "quota.set", changes, [Organization, Project];
     /// Lists the projects they can see.
     ProjectList, "project.list", reads, [Platform];
-    /// Makes a project in an organization.
+    /// Creates a project in an organization.
     ProjectCreate, "project.create", changes, [Organization];
     /// Sees a project.
     ProjectRead, "project.read", reads, [Project];
@@ -98,11 +98,11 @@ actions! {
     ProjectManage, "project.manage", changes, [Project];
     /// Sees who has which role.
     MemberRead, "member.read", reads, [Platform, Organization, Project];
-    /// Invites and removes people, changes their roles.
+    /// Adds and removes members, and changes their roles.
     MemberManage, "member.manage", changes, [Platform, Organization, Project];
     /// Sees service accounts and the names of their keys. Secrets are shown to nobody.
     KeyRead, "key.read", reads, [Project];
-    /// Makes and removes service accounts and their keys.
+    /// Creates and deletes service accounts and their keys.
     KeyManage, "key.manage", changes, [Project];
     /// Sees SSH keys.
     SshKeyRead, "ssh_key.read", reads, [Project];
@@ -114,13 +114,13 @@ actions! {
     ImageManage, "image.manage", changes, [Project];
     /// Sees allocations.
     AllocationRead, "allocation.read", reads, [Project];
-    /// Leases machines.
+    /// Creates allocations.
     AllocationCreate, "allocation.create", changes, [Project];
-    /// Starts, stops, renews and ends allocations.
+    /// Starts, stops, extends and releases allocations.
     AllocationOperate, "allocation.operate", changes, [Project];
-    /// Opens the console of a guest. Counts as a change: who types there changes things.
+    /// Opens the console of a guest. Counts as a change, because input on a console changes the guest.
     AllocationConsole, "allocation.console", changes, [Project];
-    /// Reads what happened in a project.
+    /// Reads the events of a project.
     EventRead, "event.read", reads, [Project];
     /// Sees webhooks and their deliveries.
     WebhookRead, "webhook.read", reads, [Project];
@@ -152,29 +152,29 @@ impl std::fmt::Display for Action {
 }
 
 named! {
-    /// A role on the platform: of those who run it, and of API tokens.
+    /// A role on the platform, for operators and for API tokens.
     pub enum PlatformRole {
-        /// Everything.
+        /// Can do everything.
         Admin = "admin",
         /// Runs the platform: nodes, catalog, quotas, maintenance. Changes nothing that belongs to tenants but the state of allocations.
         Operator = "operator",
-        /// Reads everything, changes nothing.
+        /// Reads everything and changes nothing.
         Support = "support",
-        /// Reads the audit log and the state of the platform. Sees no keys, images and webhooks of tenants, changes nothing.
+        /// Reads the audit log and the state of the platform, but no keys, images or webhooks of tenants. Changes nothing.
         Auditor = "auditor",
     }
 }
 
 named! {
-    /// A role in a project, or in an organization and so in all its projects.
+    /// A role in a project, or in an organization and all its projects.
     pub enum ProjectRole {
-        /// Everything in it, members and keys too.
+        /// Can do everything in it, including the management of members and keys.
         Owner = "owner",
-        /// Works in it: creates, uses and releases allocations.
+        /// Creates, uses and releases allocations.
         Member = "member",
-        /// Reads.
+        /// Reads everything in it.
         Viewer = "viewer",
-        /// Reads what a bill is about: quotas and allocations.
+        /// Reads what bills are based on: quotas and allocations.
         BillingAdmin = "billing_admin",
         /// Reads who and what has access: members, keys without their secrets, webhooks and events.
         TenantAuditor = "tenant_auditor",

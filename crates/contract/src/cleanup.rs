@@ -9,121 +9,121 @@ use crate::slice::{Blocker, LeasedSlot, PciAddress};
 /// The driver a PCI function is bound to while no guest uses it.
 pub const RESTING_DRIVER: &str = "vfio-pci";
 
-/// What is known to be gone and clean.
+/// Proof that nothing of an allocation is left on its slots.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CleanupProof {
-    /// Whose slots these were.
+    /// The allocation that had the slots.
     pub allocation_id: AllocationId,
-    /// Under which fencing number.
+    /// Lease epoch of the allocation.
     pub lease_epoch: u64,
-    /// The hypervisor knows no guest of the allocation.
+    /// Whether the hypervisor has no guest of the allocation.
     pub domain_absent: bool,
-    /// No address is reserved for it.
+    /// Whether no address is reserved for it.
     pub reservation_absent: bool,
-    /// Its folder with seed, keys and console is gone.
+    /// Whether its folder with seed, keys and console is gone.
     pub instance_absent: bool,
-    /// Its token for telemetry is void.
+    /// Whether its telemetry token is no longer valid.
     pub telemetry_absent: bool,
-    /// Each slot.
+    /// Proof for each slot.
     pub slots: Vec<SlotProof>,
 }
 
-/// One slot.
+/// Proof for one slot.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SlotProof {
     /// The slot.
     pub slot_id: SlotId,
-    /// Its functions on the bus.
+    /// Proof for each of its PCI functions.
     pub functions: Vec<FunctionProof>,
-    /// Its drive.
+    /// Proof for its drive.
     pub drive: DriveProof,
-    /// The host holds no lease on it any more.
+    /// Whether the host no longer has a lease for it.
     pub lease_absent: bool,
 }
 
-/// What a function's reset came to.
+/// Result of the reset of a PCI function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Reset {
-    /// Done.
+    /// The function was reset.
     Done,
-    /// It was never in a guest's hands under this lease.
+    /// The function was never passed to a guest under this lease.
     NotNeeded,
-    /// The function cannot be reset alone; it was reset together with the GPU that it belongs to.
+    /// The function cannot be reset alone, and was reset together with the GPU that it belongs to.
     WithDevice,
-    /// The function has no reset.
+    /// The function does not support a reset.
     Unsupported,
-    /// It was tried in vain.
+    /// The reset failed.
     Failed,
 }
 
-/// One function on the bus.
+/// Proof for one PCI function.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FunctionProof {
-    /// Its address.
+    /// PCI address of the function.
     pub address: PciAddress,
-    /// Its reset.
+    /// Result of its reset.
     pub reset: Reset,
-    /// The driver that has it now; empty if none.
+    /// Driver that it is bound to now; empty if none.
     pub driver: String,
-    /// Its IOMMU group.
+    /// IOMMU group of the function.
     pub iommu_group: Option<u32>,
-    /// What else is in the group, without bridges.
+    /// The other functions in the group, without bridges.
     pub group_members: Vec<PciAddress>,
 }
 
-/// How a drive was cleaned.
+/// How a drive was wiped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum WipeMethod {
     /// The drive's own sanitize command.
     Sanitize,
-    /// The drive threw its key away.
+    /// The drive discarded its encryption key.
     CryptoErase,
-    /// Every block given back to the drive, and read back as zeros.
+    /// All blocks were discarded, and read back as zeros.
     Discard,
-    /// Zeros written over everything.
+    /// All blocks were overwritten with zeros.
     Zero,
-    /// Nothing had been written under this lease.
+    /// Nothing was written to the drive under this lease.
     Untouched,
-    /// It was not wiped.
+    /// The drive was not wiped.
     None,
 }
 
-/// What came of it.
+/// Result of the wipe of a drive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum WipeStatus {
-    /// Done and checked.
+    /// Wiped and verified.
     Verified,
-    /// Tried in vain, or the check found old content.
+    /// The wipe failed, or the verification found old content.
     Failed,
-    /// Not asked for.
+    /// No wipe was requested.
     Skipped,
 }
 
-/// One drive.
+/// Proof for one drive.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DriveProof {
-    /// Its serial number.
+    /// Serial number of the drive.
     pub serial: String,
-    /// How it was cleaned.
+    /// How it was wiped.
     pub method: WipeMethod,
-    /// What came of it.
+    /// Result of the wipe.
     pub status: WipeStatus,
-    /// Its size.
+    /// Size in bytes.
     pub bytes: u64,
-    /// Marks that were written over it before.
+    /// Number of canary blocks that were written to it before the wipe.
     pub canaries_written: u32,
-    /// How many of them were gone afterwards.
+    /// Number of canary blocks that were gone after the wipe.
     pub canaries_gone: u32,
-    /// Further blocks that were read back and held nothing.
+    /// Number of sampled blocks that were clean after the wipe.
     pub samples_clean: u32,
-    /// Further blocks that were read back.
+    /// Number of other blocks that were sampled.
     pub samples: u32,
 }
 

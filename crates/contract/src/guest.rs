@@ -16,77 +16,77 @@ pub const DEFAULT_USERNAME: &str = "ubuntu";
 /// Seconds a guest has to shut down unless the request sets a time.
 pub const DEFAULT_SHUTDOWN_SECONDS: u32 = 120;
 
-/// How the GPU's driver gets into the guest.
+/// How the GPU driver is installed in the guest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum DriverStrategy {
-    /// Installed at the first boot.
+    /// Installed by cloud-init at the first boot.
     CloudInit,
-    /// The image has it.
+    /// Already in the image.
     Preinstalled,
-    /// The tenant sees to it.
+    /// Not installed; the tenant installs it.
     #[default]
     None,
 }
 
-/// What an image is said to be. It is looked at before it is believed.
+/// Declared format of an image. Hosts check it before they use the image.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ImageFormat {
-    /// qcow2.
+    /// A qcow2 image.
     #[default]
     Qcow2,
-    /// The bytes of a disk.
+    /// A raw disk image.
     Raw,
 }
 
-/// What a guest is made from.
+/// The image that a guest is created from.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ImageSource {
-    /// A file in the host's image folder, as a path below it. Looked for before `url`.
+    /// File in the host's image folder, as a relative path. Tried before `url`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = MAX_PATH))]
     pub path: Option<String>,
-    /// Where it comes from if the host does not have it: `https://…` or `http://…`. The host's policy must allow it.
+    /// URL from which the host downloads it if it does not have it: `https://…` or `http://…`. The host's policy must allow it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = MAX_URL))]
     pub url: Option<String>,
-    /// Its digest, always checked.
+    /// Digest of the file, always checked.
     pub sha256: Digest,
-    /// What it is said to be.
+    /// Format of the file.
     #[serde(default)]
     pub format: ImageFormat,
-    /// The operator vouches for it. It is checked all the same.
+    /// Whether the operator vouches for the image. It is checked in any case.
     #[serde(default)]
     pub trusted: bool,
 }
 
-/// What a guest is, whichever slots it gets.
+/// Specification of a guest, independent of its slots.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct GuestSpec {
-    /// The name the guest gives itself.
+    /// Host name of the guest.
     pub vm_name: VmName,
-    /// What it is made from.
+    /// The image that it is created from.
     pub image: ImageSource,
-    /// Its user, whom the keys let in.
+    /// Default user of the guest, for whom the SSH keys are valid.
     #[serde(default = "default_username")]
     pub default_username: UserName,
-    /// That user's keys.
+    /// SSH public keys of that user.
     #[serde(default)]
     #[schemars(length(max = MAX_KEYS))]
     pub ssh_public_keys: Vec<SshPublicKey>,
-    /// How the GPU's driver gets into it.
+    /// How the GPU driver is installed.
     #[serde(default)]
     pub driver_strategy: DriverStrategy,
-    /// The Open vSwitch bridge it is on, which the host's policy must list; the host's own default unless given.
+    /// Open vSwitch bridge of the guest, which the host's policy must list; the host's own by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ovs_bridge: Option<InterfaceName>,
-    /// A virtual screen. Nobody sees it but over the gateway.
+    /// Whether the guest has a virtual display, which is reachable only through the gateway.
     #[serde(default)]
     pub graphics: bool,
-    /// How long the guest may take to shut down, brought into 30 to 900 s; 120 unless given.
+    /// How many seconds the guest has to shut down, clamped to 30 to 900; 120 by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub graceful_timeout_seconds: Option<u32>,
 }

@@ -95,13 +95,13 @@ ids! {
     TaskId, "task", "task_";
     /// A host's request to be enrolled, waiting for an operator.
     EnrollmentId, "enrollment", "enroll_";
-    /// A single-use join token (the secret itself is never stored).
+    /// A join token (the secret itself is never stored).
     JoinTokenId, "join token", "join_";
-    /// What a tenant leases.
+    /// An allocation, which a tenant leases.
     AllocationId, "allocation", "alloc_";
     /// A GPU with its drive and fabric function, the unit of slicing.
     SlotId, "slot", "slot_";
-    /// One life of a link.
+    /// A link session: one link from hello to its end.
     SessionId, "session", "sess_";
     /// One start of an agent process.
     AgentInstanceId, "agent instance", "inst_";
@@ -111,29 +111,29 @@ ids! {
     EventId, "event", "evt_";
     /// An API token (the secret itself is never stored).
     ApiTokenId, "API token", "apitok_";
-    /// A company, a university, a team: what owns projects.
+    /// An organization, which owns projects.
     OrgId, "organization", "org_";
-    /// What owns allocations, inside an organization.
+    /// A project of an organization, which owns allocations.
     ProjectId, "project", "proj_";
     /// A person who signs in.
     UserId, "user", "user_";
-    /// A program that acts for a project, by API tokens.
+    /// A service account: a program that acts for a project with API keys.
     ServiceAccountId, "service account", "sa_";
-    /// One role of one user or service account.
+    /// A membership: one role of one user or service account.
     MembershipId, "membership", "member_";
-    /// One sign-in of one user, and all tokens that came out of it.
+    /// One sign-in of one user, with all tokens that were issued for it.
     GrantId, "grant", "grant_";
     /// A priced product of the catalog.
     SkuId, "SKU", "sku_";
-    /// What guests are made from.
+    /// An image that guests are created from.
     ImageId, "image", "img_";
     /// A stored SSH key of a project.
     SshKeyId, "SSH key", "sshkey_";
-    /// An address that is told what happens in a project.
+    /// A webhook, which receives the events of a project.
     WebhookId, "webhook", "hook_";
-    /// One event on its way to one webhook.
+    /// A delivery of an event to a webhook.
     DeliveryId, "delivery", "dlv_";
-    /// A time in which operators work on nodes.
+    /// A maintenance window, in which operators may disturb nodes.
     MaintenanceId, "maintenance window", "maint_";
 }
 

@@ -19,7 +19,7 @@ pub struct SigningKey {
     public: VerifyingKey,
 }
 
-/// Name of a key: `key_` and the first 16 bytes of the SHA-256 of its public half, in hex.
+/// Id of a key: `key_` and the first 16 bytes of the SHA-256 of its public half, in hex.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(transparent)]
 pub struct KeyId(String);

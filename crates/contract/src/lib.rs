@@ -41,7 +41,7 @@ pub mod telemetry;
 pub mod time;
 pub mod verifier_set;
 
-/// Hex SHA-256 with its `sha256:` prefix, as it appears in receipts, audit rows and vectors.
+/// SHA-256 digest: `sha256:` and 64 hex digits.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(try_from = "String", into = "String")]
 pub struct Digest(String);

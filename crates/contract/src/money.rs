@@ -120,9 +120,9 @@ impl From<Amount> for String {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Money {
-    /// How much, as a plain decimal with two to six digits after the point.
+    /// Amount as a plain decimal with two to six digits after the point.
     pub amount: Amount,
-    /// Of what: three upper-case letters as in ISO 4217.
+    /// Currency code: three upper-case letters as in ISO 4217.
     pub currency: Currency,
 }
 

@@ -2,17 +2,17 @@
 
 use crate::state::ProductKind;
 
-/// What is leased.
+/// The product that is leased.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 #[schemars(rename = "LeasedProduct")]
 pub enum Product {
-    /// A guest on this many slots of one node.
+    /// A guest on slots of one node.
     Slice {
-        /// 1 to 16.
+        /// Number of slots, 1 to 16.
         slots: u32,
     },
-    /// A whole host, with a user of its own on it.
+    /// A whole host, with a user account for the tenant.
     BareMetal,
 }
 

@@ -1,17 +1,17 @@
 //! Limits on what an organization or a project may hold at once.
 
-/// How much; none is no limit.
+/// Limits of what may exist at once. An absent limit means no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "QuotaLimits")]
 pub struct Limits {
-    /// Allocations at once.
+    /// Maximum number of allocations.
     #[serde(default)]
     pub allocations: Option<u32>,
-    /// Slots at once.
+    /// Maximum number of slots.
     #[serde(default)]
     pub slots: Option<u32>,
-    /// Whole machines at once.
+    /// Maximum number of whole machines.
     #[serde(default)]
     pub machines: Option<u32>,
 }

@@ -28,15 +28,15 @@ pub const MAX_PHASES: usize = 256;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
-    /// Done.
+    /// The task succeeded.
     Succeeded,
-    /// Tried and failed; the code says why.
+    /// The task failed; the code says why.
     Failed,
-    /// Stopped because the control plane asked.
+    /// The task was canceled by the control plane.
     Cancelled,
-    /// The agent or the host went down in the middle; recovery is done.
+    /// The agent or the host went down while the task ran; recovery is done.
     Interrupted,
-    /// Never started; the code says why.
+    /// The task was refused and never started; the code says why.
     Refused,
 }
 
@@ -53,13 +53,13 @@ impl Outcome {
     }
 }
 
-/// How long one phase took.
+/// Duration of a phase.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PhaseTiming {
-    /// The phase.
+    /// Name of the phase.
     pub phase: String,
-    /// Its duration.
+    /// Duration in milliseconds.
     pub milliseconds: u64,
 }
 

@@ -33,7 +33,7 @@ macro_rules! shown_as_it_is {
     };
 }
 
-/// A function on the PCI bus, `0000:17:00.0`.
+/// Address of a function on the PCI bus, such as `0000:17:00.0`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(try_from = "String", into = "String")]
 #[schemars(with = "String")]
@@ -74,7 +74,7 @@ impl std::str::FromStr for PciAddress {
 written_as_text!(PciAddress);
 shown_as_it_is!(PciAddress);
 
-/// The name of a network interface or bridge, as the kernel allows it and nothing that a program could take for an option.
+/// Name of a network interface or bridge: a name that the kernel allows and that no program can mistake for an option.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(try_from = "String", into = "String")]
 #[schemars(with = "String")]
@@ -110,7 +110,7 @@ impl std::str::FromStr for InterfaceName {
 written_as_text!(InterfaceName);
 shown_as_it_is!(InterfaceName);
 
-/// The IPv4 network of the guests on one host, `10.77.0.0/24`. The first address is the host's, the next ones belong to the slots.
+/// The IPv4 network of the guests on one host, such as `10.77.0.0/24`. The first address is the host's; the next ones belong to the slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(try_from = "String", into = "String")]
 #[schemars(with = "String")]
@@ -172,27 +172,27 @@ impl std::fmt::Display for Subnet {
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SlotSpec {
-    /// Its place among the host's GPUs, by address.
+    /// Index among the host's GPUs, in the order of their PCI addresses.
     pub slot_index: u32,
-    /// The GPU; a slot without one exists only where the host's owner asked for it.
+    /// PCI address of the GPU. Slots without a GPU exist only where the host's owner configured them.
     pub pci_address: Option<PciAddress>,
-    /// The GPU's other functions, which go along.
+    /// Other functions of the GPU, which are passed through with it.
     pub companions: Vec<PciAddress>,
     /// The fabric function, if the host has a fabric.
     pub fabric_device: Option<PciAddress>,
     /// Stable path of the NVMe namespace.
     pub nvme_device: String,
-    /// Serial number of that drive: what counts if the path should lie.
+    /// Serial number of that drive. It decides if the path leads to another drive.
     pub nvme_serial: String,
-    /// NUMA node of the GPU, or -1.
+    /// NUMA node of the GPU; -1 if unknown.
     pub numa_node: i32,
-    /// vCPUs.
+    /// Number of vCPUs.
     pub vcpu_count: u32,
-    /// Memory.
+    /// Memory in MiB.
     pub memory_mib: u64,
-    /// The guest's hardware address.
+    /// MAC address of the guest.
     pub mac_address: String,
-    /// The guest's address.
+    /// IP address of the guest.
     pub private_ip: Ipv4Addr,
 }
 
@@ -268,14 +268,14 @@ fn is_mac(text: &str) -> bool {
     parts.len() == 6 && single && parts.iter().all(|part| pair(part))
 }
 
-/// A slot in the hands of an allocation.
+/// A slot that is leased to an allocation.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct LeasedSlot {
     /// The slot.
     #[schemars(with = "String")]
     pub slot_id: SlotId,
-    /// What it consists of.
+    /// Devices and size of the slot.
     pub spec: SlotSpec,
 }
 
@@ -350,7 +350,7 @@ macro_rules! plain_names {
 }
 
 plain_names! {
-    /// The name a guest gives itself: one label of a host name.
+    /// Host name of a guest: one label.
     VmName, 63, "a host name: 1 to 63 lower-case letters, digits and dashes, beginning with a letter",
         |b| b.is_ascii_lowercase(), |b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
     /// A user inside a guest.
@@ -358,7 +358,7 @@ plain_names! {
         |b| b.is_ascii_lowercase(), |b| b.is_ascii_lowercase() || b.is_ascii_digit() || matches!(b, b'-' | b'_');
 }
 
-/// A public SSH key: its kind and its bytes. Options and comments of the line that it came from are gone.
+/// A public SSH key: its type and its bytes, without the options and the comment of its line.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(try_from = "String", into = "String")]
 #[schemars(with = "String")]

@@ -7,17 +7,17 @@ use crate::receipt::Outcome;
 use crate::task::TaskType;
 
 named! {
-    /// Whether a node takes work.
+    /// Whether a node accepts work.
     pub enum NodeService {
-        /// Takes work.
+        /// Accepts work.
         InService = "in_service",
-        /// Maintenance: no new work, running tasks finish.
+        /// Accepts no new work; running tasks finish.
         Draining = "draining",
-        /// Held back because something is wrong: no new work.
+        /// Accepts no new work, because something is wrong with it.
         Quarantined = "quarantined",
-        /// Two live copies of its identity were seen: its certificates no longer count until it is enrolled again.
+        /// Two live copies of its identity were seen. Its certificates are not accepted until it is enrolled again.
         Locked = "locked",
-        /// Gone for good, unless the machine is enrolled again.
+        /// Permanently out of service, unless the machine is enrolled again.
         Retired = "retired",
     }
 }
@@ -41,23 +41,23 @@ impl NodeService {
 }
 
 named! {
-    /// What is known of the guest of an allocation.
+    /// Last known state of the guest of an allocation.
     pub enum GuestState {
-        /// It is stopped.
+        /// Stopped.
         Off = "off",
-        /// It was started and is waited for.
+        /// Started; its first answer is awaited.
         Booting = "booting",
-        /// It let us in by SSH after its last start.
+        /// Accepted an SSH sign-in after its last start.
         Answering = "answering",
-        /// It runs, and did not let us in within its time after its last start.
+        /// Runs, but did not accept an SSH sign-in in time after its last start.
         NotAnswering = "not_answering",
     }
 }
 
 named! {
-    /// How a link is carried.
+    /// Transport of a link.
     pub enum LinkTransport {
-        /// The gRPC stream.
+        /// gRPC stream.
         Stream = "stream",
         /// HTTP long-poll.
         Poll = "poll",
@@ -65,21 +65,21 @@ named! {
 }
 
 named! {
-    /// Where a slot stands.
+    /// State of a slot.
     pub enum SlotState {
         /// Clean and free.
         Available = "available",
-        /// In the hands of an allocation.
+        /// Leased to an allocation.
         Leased = "leased",
-        /// An allocation is giving it back.
+        /// Being released by its allocation.
         Releasing = "releasing",
-        /// Something of an allocation may be left on it.
+        /// Not proven clean: something of an allocation may be left on it.
         CleanupBlocked = "cleanup_blocked",
-        /// Nothing of an allocation is left on it but the content of its drive.
+        /// Clean except for the content of its drive, which has to be wiped.
         NeedsWipe = "needs_wipe",
-        /// Clean, and held back by an operator; the rest of the node stays in service.
+        /// Clean, but quarantined by an operator; the rest of the node stays in service.
         Quarantined = "quarantined",
-        /// No longer a slot. Approving it again brings it back.
+        /// No longer a slot, until it is approved again.
         Withdrawn = "withdrawn",
     }
 }
@@ -95,15 +95,15 @@ impl SlotState {
 }
 
 named! {
-    /// Where a machine stands.
+    /// State of a machine.
     pub enum MachineState {
         /// Clean and free.
         Available = "available",
-        /// In the hands of an allocation.
+        /// Leased to an allocation.
         Leased = "leased",
-        /// An allocation is giving it back.
+        /// Being released by its allocation.
         Releasing = "releasing",
-        /// Something of an allocation may be left on it.
+        /// Not proven clean: something of an allocation may be left on it.
         CleanupBlocked = "cleanup_blocked",
         /// No longer offered.
         Withdrawn = "withdrawn",
@@ -121,29 +121,29 @@ impl MachineState {
 }
 
 named! {
-    /// Where a task stands.
+    /// State of a task.
     pub enum TaskState {
-        /// Waits for its node.
+        /// Waiting for its node.
         Queued = "queued",
-        /// Signed and sent; the node has not said that it has it.
+        /// Signed and sent; the node has not confirmed it yet.
         Dispatched = "dispatched",
-        /// In the node's journal.
+        /// Recorded in the node's journal.
         Accepted = "accepted",
         /// Running.
         Started = "started",
-        /// The node's receipt says it is done.
+        /// Succeeded, according to the node's receipt.
         Succeeded = "succeeded",
-        /// The node's receipt says it failed.
+        /// Failed, according to the node's receipt.
         Failed = "failed",
-        /// Stopped by request: by receipt, or before it was ever accepted.
+        /// Canceled by request: according to the node's receipt, or before a node accepted it.
         Cancelled = "cancelled",
-        /// The node's receipt says that it went down in the middle.
+        /// Interrupted: the agent or the host went down while it ran, according to the node's receipt.
         Interrupted = "interrupted",
-        /// The node's receipt says that it will not do it.
+        /// Refused, according to the node's receipt.
         Refused = "refused",
         /// No node accepted it in time.
         Expired = "expired",
-        /// It may have run: its node was retired, enrolled again, lost its journal or fell silent before a receipt came.
+        /// May have run: the node was retired, enrolled again, lost its journal or went silent before it sent a receipt.
         Lost = "lost",
     }
 }
@@ -173,25 +173,25 @@ impl From<Outcome> for TaskState {
 }
 
 named! {
-    /// Where an allocation stands.
+    /// State of an allocation.
     pub enum AllocationState {
-        /// Asked for.
+        /// Requested; its run has not started.
         Requested = "requested",
-        /// Waits for a place.
+        /// Waiting for free capacity.
         Placing = "placing",
-        /// A host is making it.
+        /// A host is preparing it.
         Provisioning = "provisioning",
-        /// The tenant has it.
+        /// The tenant can use it.
         Active = "active",
-        /// The tenant has it and stopped its guest, which keeps its place, its disks and its address.
+        /// Its guest is stopped, and keeps its slots, disks and address.
         Stopped = "stopped",
         /// A host is cleaning up.
         Releasing = "releasing",
-        /// Given back, with proof that nothing is left.
+        /// Released, with proof that nothing is left on the host.
         Released = "released",
-        /// Over without ever, or no longer, being of use; nothing is held.
+        /// Ended because of an error, before or after it was active. It holds nothing.
         Failed = "failed",
-        /// It is over for the tenant, but a host could not prove that nothing is left; an operator has to look.
+        /// Ended for the tenant, but the host could not prove that nothing is left. An operator has to act.
         ReleaseBlocked = "release_blocked",
     }
 }
@@ -209,63 +209,63 @@ impl AllocationState {
 }
 
 named! {
-    /// What a run does next; the name of a step is the name of its activity.
+    /// Next step of the run of an allocation. The name of a step is the name of its activity.
     pub enum AllocationStep {
-        /// Find a place, lease it and order the work, in one commit.
+        /// Find free capacity, lease it and order the work, in one commit.
         Place = "place",
-        /// Wait for the host to have made it.
+        /// Wait until the host has prepared it.
         AwaitProvision = "await_provision",
-        /// The tenant has it: wait for their next word, or for the end of the lease.
+        /// The tenant can use it: wait for their next request, or for the end of the lease.
         Serve = "serve",
-        /// Wait for the host to have stopped, started or rebooted it.
+        /// Wait until the host has stopped, started or rebooted the guest.
         AwaitPower = "await_power",
         /// Order the cleanup.
         Release = "release",
-        /// Wait for the host's proof.
+        /// Wait for the host's cleanup proof.
         AwaitRelease = "await_release",
-        /// Nothing more.
+        /// Nothing is left to do.
         Done = "done",
     }
 }
 
 named! {
-    /// Where a request stands.
+    /// State of an enrollment request.
     pub enum EnrollmentState {
-        /// An operator has to decide.
+        /// Waiting for the decision of an operator.
         Pending = "pending",
-        /// An operator said yes; the host may fetch its certificate.
+        /// Approved by an operator; the host can fetch its certificate.
         Approved = "approved",
         /// The host has its certificate.
         Enrolled = "enrolled",
-        /// An operator said no.
+        /// Rejected by an operator.
         Rejected = "rejected",
     }
 }
 
 named! {
-    /// Where a delivery stands.
+    /// State of a delivery.
     pub enum DeliveryState {
-        /// Waits for its next try.
+        /// Waiting for its next attempt.
         Pending = "pending",
-        /// The address has taken it.
+        /// Accepted by the receiver.
         Delivered = "delivered",
-        /// Given up.
+        /// Not delivered; there are no further attempts.
         Failed = "failed",
     }
 }
 
 named! {
-    /// Where a request to enroll stands, as it is shown: [`EnrollmentState`], or expired.
+    /// State of an enrollment request, as it is shown: [`EnrollmentState`], or expired.
     pub enum EnrollmentStatus {
-        /// An operator has to decide.
+        /// Waiting for the decision of an operator.
         Pending = "pending",
-        /// An operator said yes; the host may fetch its certificate.
+        /// Approved by an operator; the host can fetch its certificate.
         Approved = "approved",
         /// The host has its certificate.
         Enrolled = "enrolled",
-        /// An operator said no.
+        /// Rejected by an operator.
         Rejected = "rejected",
-        /// Nobody decided, or the host did not come back, in time.
+        /// No operator decided in time, or the host did not fetch its certificate in time.
         Expired = "expired",
     }
 }
@@ -284,43 +284,43 @@ impl From<EnrollmentState> for EnrollmentStatus {
 named! {
     /// Whether a join token can be used.
     pub enum JoinTokenState {
-        /// It can.
+        /// It can be used.
         Open = "open",
-        /// It was used as often as it can be.
+        /// It has enrolled as many hosts as it was created for.
         Used = "used",
-        /// Its time is over.
+        /// It has expired.
         Expired = "expired",
-        /// An operator took it back.
+        /// It was revoked by an operator.
         Revoked = "revoked",
     }
 }
 
 named! {
-    /// Where a slice stands: the state of the slot that is worst off.
+    /// State of a slice: the worst state among its slots.
     pub enum SliceState {
-        /// It is in use.
+        /// In use.
         Leased = "leased",
-        /// It is being released.
+        /// Being released.
         Releasing = "releasing",
-        /// Nothing is left of it but the content of its drives.
+        /// Nothing of it is left but the content of its drives, which have to be wiped.
         NeedsWipe = "needs_wipe",
-        /// Something of it may be left on a slot.
+        /// Not proven clean: something of it may be left on a slot.
         CleanupBlocked = "cleanup_blocked",
-        /// It has no slot any more.
+        /// It no longer has slots.
         Released = "released",
     }
 }
 
 named! {
-    /// Where a maintenance window stands.
+    /// State of a maintenance window.
     pub enum MaintenanceState {
-        /// It is to come.
+        /// It has not started yet.
         Announced = "announced",
-        /// It has begun.
+        /// It has started.
         Running = "running",
-        /// Its time is over.
+        /// It has ended.
         Ended = "ended",
-        /// It was called off.
+        /// It was canceled.
         Cancelled = "cancelled",
     }
 }
@@ -328,29 +328,29 @@ named! {
 named! {
     /// Whether a product is on offer.
     pub enum SkuState {
-        /// It is.
+        /// It is on offer.
         Active = "active",
-        /// It is not; what was leased keeps its price.
+        /// It is no longer on offer. Existing allocations keep their price.
         Retired = "retired",
     }
 }
 
 named! {
-    /// Whether a person can sign in.
+    /// Whether a user can sign in.
     pub enum UserState {
-        /// They can.
+        /// The user can sign in.
         Active = "active",
-        /// They cannot.
+        /// The user cannot sign in.
         Deactivated = "deactivated",
-        /// They are gone, with their roles and keys.
+        /// The user was deleted, with their roles and keys.
         Deleted = "deleted",
     }
 }
 
 named! {
-    /// Whether a project is there.
+    /// State of a project.
     pub enum ProjectState {
-        /// It is.
+        /// It exists.
         Active = "active",
         /// It was deleted.
         Deleted = "deleted",
@@ -358,35 +358,35 @@ named! {
 }
 
 named! {
-    /// Whether an API key counts.
+    /// Whether an API key is valid.
     pub enum ApiKeyState {
-        /// It does.
+        /// It is valid.
         Active = "active",
-        /// Its life is over.
+        /// It has expired.
         Expired = "expired",
-        /// It was taken back.
+        /// It was revoked.
         Revoked = "revoked",
     }
 }
 
 named! {
-    /// Whether a role counts.
+    /// Whether a membership is valid.
     pub enum MemberState {
-        /// It does.
+        /// It is valid.
         Active = "active",
-        /// It does from the first sign-in on.
+        /// It becomes valid with the first sign-in.
         Invited = "invited",
-        /// It was taken away.
+        /// The member was removed.
         Removed = "removed",
     }
 }
 
 named! {
-    /// Who holds a role.
+    /// Kind of member.
     pub enum MemberKind {
         /// A person.
         User = "user",
-        /// A program.
+        /// A service account.
         ServiceAccount = "service_account",
         /// A person who has not signed in yet.
         Invited = "invited",
@@ -394,25 +394,25 @@ named! {
 }
 
 named! {
-    /// Who makes a request.
+    /// Kind of caller.
     pub enum CallerKind {
         /// A person who signed in.
         User = "user",
-        /// A program, with a key of its service account.
+        /// A service account, with one of its API keys.
         ServiceAccount = "service_account",
         /// The bearer of an API token.
         Token = "token",
-        /// Somebody at the server itself.
+        /// A caller on the local socket of the server.
         LocalAdmin = "local_admin",
     }
 }
 
 named! {
-    /// What is leased.
+    /// Kind of product.
     pub enum ProductKind {
         /// A guest on slots of one host.
         Slice = "slice",
-        /// A whole host, with a user of its own on it.
+        /// A whole host, with a user account for the tenant.
         BareMetal = "bare_metal",
     }
 }

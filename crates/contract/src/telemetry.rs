@@ -18,15 +18,15 @@ pub const MAX_DEVICES: usize = 256;
 /// Maximum number of task kinds: more than exist now, because a newer agent may have more.
 pub const MAX_TASK_KINDS: usize = 128;
 
-/// Slow-changing facts, sent in the hello and again when they change.
+/// Facts about a host that change rarely. A node sends them when it connects and when they change.
 #[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(default)]
 pub struct HostFacts {
-    /// The host is a simulation.
+    /// Whether the host is simulated.
     pub simulated: bool,
     /// Host name.
     pub hostname: String,
-    /// Distribution, as its os-release calls itself.
+    /// Distribution, as named in os-release.
     pub os: String,
     /// Kernel release.
     pub kernel: String,
@@ -36,18 +36,18 @@ pub struct HostFacts {
     pub agent_version: String,
     /// CPU model.
     pub cpu_model: String,
-    /// Hardware threads.
+    /// Number of hardware threads.
     pub cpu_threads: u32,
-    /// All memory.
+    /// Total memory.
     pub memory_bytes: u64,
-    /// GPUs.
+    /// GPUs of the host.
     pub gpus: Vec<GpuFact>,
-    /// Block devices.
+    /// Block devices of the host.
     pub disks: Vec<DiskFact>,
-    /// Network interfaces.
+    /// Network interfaces of the host.
     pub networks: Vec<NetworkFact>,
-    /// The kinds of tasks that the host's policy allows; null if the agent does not say. It allows nothing by itself: the agent asks the
-    /// policy about every task.
+    /// Types of tasks that the host's policy allows; null if the agent does not report them. For information only: the agent checks every
+    /// task against the policy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allowed_tasks: Option<Vec<String>>,
 }
@@ -130,21 +130,21 @@ fn is_unprintable(c: char) -> bool {
 #[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(default)]
 pub struct GpuFact {
-    /// PCI address, `0000:17:00.0`.
+    /// PCI address, such as `0000:17:00.0`.
     pub pci_address: String,
-    /// Vendor id, `10de` or `1002`.
+    /// PCI vendor id: `10de` or `1002`.
     pub vendor_id: String,
-    /// Device id.
+    /// PCI device id.
     pub device_id: String,
-    /// Marketing name where known.
+    /// Model name; empty if unknown.
     pub name: String,
-    /// Memory where known, else 0.
+    /// Memory; 0 if unknown.
     pub memory_bytes: u64,
-    /// Kernel driver now bound, or empty.
+    /// Kernel driver that it is bound to; empty if none.
     pub driver: String,
-    /// NUMA node, or -1.
+    /// NUMA node; -1 if unknown.
     pub numa_node: i32,
-    /// Where this comes from: `nvml`, `sysfs` or `simulated`.
+    /// Source of this information: `nvml`, `sysfs` or `simulated`.
     pub source: String,
 }
 
@@ -154,11 +154,11 @@ pub struct GpuFact {
 pub struct DiskFact {
     /// Kernel name.
     pub name: String,
-    /// Model where known.
+    /// Model; empty if unknown.
     pub model: String,
-    /// Serial where known.
+    /// Serial number; empty if unknown.
     pub serial: String,
-    /// Size.
+    /// Size in bytes.
     pub size_bytes: u64,
 }
 
@@ -168,21 +168,21 @@ pub struct DiskFact {
 pub struct NetworkFact {
     /// Kernel name.
     pub name: String,
-    /// Hardware address.
+    /// MAC address.
     pub mac: String,
-    /// Link is up.
+    /// Whether the link is up.
     pub up: bool,
-    /// Speed in Mbit/s where known, else 0.
+    /// Speed in Mbit/s; 0 if unknown.
     pub speed_mbit: u64,
 }
 
-/// A sample of fast-changing numbers.
+/// A sample of the metrics of a host.
 #[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(default)]
 pub struct HostMetrics {
-    /// When it was taken, by the host's clock.
+    /// When the sample was taken, by the clock of the host.
     pub at: Timestamp,
-    /// Busy share of all CPUs since the last sample, times 100.
+    /// CPU usage since the last sample, in percent of all CPUs.
     pub cpu_percent: u32,
     /// One-minute load average times 100.
     pub load_percent: u64,
@@ -190,11 +190,11 @@ pub struct HostMetrics {
     pub memory_used_bytes: u64,
     /// Bytes received on all interfaces but loopback since boot.
     pub network_received_bytes: u64,
-    /// Bytes sent likewise.
+    /// Bytes sent on all interfaces but loopback since boot.
     pub network_sent_bytes: u64,
     /// Bytes read from all disks since boot.
     pub disk_read_bytes: u64,
-    /// Bytes written likewise.
+    /// Bytes written to all disks since boot.
     pub disk_written_bytes: u64,
     /// Space used on the root file system.
     pub root_used_bytes: u64,
@@ -212,17 +212,17 @@ pub struct HostMetrics {
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(default)]
 pub struct GuestMetrics {
-    /// Whose it is.
+    /// The allocation that owns the guest.
     pub allocation_id: Option<AllocationId>,
-    /// The hypervisor says that it runs.
+    /// Whether the guest runs, as the hypervisor reports.
     pub running: bool,
-    /// Where the rest comes from.
+    /// Source of the report.
     pub source: TelemetrySource,
-    /// Why not from the guest; empty if it does.
+    /// Why the guest does not report; empty if it does.
     pub reason: String,
-    /// When it came.
+    /// When the report arrived.
     pub at: Timestamp,
-    /// What the guest says of itself; zeros if it does not.
+    /// Report of the guest; zeros if it sends none.
     pub report: GuestReport,
 }
 
@@ -239,7 +239,7 @@ impl Default for GuestMetrics {
     }
 }
 
-/// What a guest says of itself. A tenant wrote it: it is shown, and nothing is decided by it.
+/// Report of a guest about itself. Tenants control its content: it is shown, but no decision depends on it.
 #[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(default)]
 pub struct GuestReport {
@@ -247,7 +247,7 @@ pub struct GuestReport {
     pub load_percent: u64,
     /// Memory in use.
     pub memory_used_bytes: u64,
-    /// All memory.
+    /// Total memory.
     pub memory_bytes: u64,
     /// Space used on its root file system.
     pub disk_used_bytes: u64,
@@ -280,7 +280,7 @@ impl GuestReport {
 pub struct GpuMetrics {
     /// PCI address.
     pub pci_address: String,
-    /// Busy share of the last sample period.
+    /// GPU usage in the last sample period, in percent.
     pub utilisation_percent: u32,
     /// Memory in use.
     pub memory_used_bytes: u64,

@@ -18,17 +18,17 @@ pub const MAX_BYTES: usize = 64 * 1024;
 pub const MAX_KEYS: usize = 64;
 
 named! {
-    /// Where a key is in its life.
+    /// State of a signing key.
     pub enum KeyState {
-        /// Published ahead of use; not believed yet.
+        /// Published ahead of use. Its signatures are not accepted yet.
         Staged = "staged",
-        /// Signs, and is believed.
+        /// Signs. Its signatures are accepted.
         Active = "active",
-        /// Believed, but signs nothing new.
+        /// Signs nothing new. Its signatures are still accepted.
         Grace = "grace",
-        /// No longer believed; ended in good order.
+        /// Retired after a regular rotation. Its signatures are no longer accepted.
         Retired = "retired",
-        /// No longer believed; ended because it may be in wrong hands.
+        /// Revoked because it may be compromised. Its signatures are no longer accepted.
         Revoked = "revoked",
     }
 }

@@ -12,18 +12,18 @@ payloads! {
     pub struct ApiKeyCreated {
         /// The key.
         tenant api_token_id: ApiTokenId,
-        /// Whose it is.
+        /// The service account that owns it.
         tenant service_account_id: ServiceAccountId,
-        /// The project.
+        /// The project of the service account.
         tenant project_id: ProjectId,
         /// Its name.
         tenant name: String,
-        /// The key that created it.
+        /// The key that created it; null if none did.
         tenant parent_id: Option<ApiTokenId>,
         /// When it expires; null if it does not.
         #[serde(default, with = "OptionalRfc3339")]
         tenant expires_at: Option<Timestamp>,
-        /// The actions it is limited to; null if it is not.
+        /// Scopes that limit it; null if it is not limited.
         tenant scopes: Option<Vec<String>>,
     }
 
@@ -31,9 +31,9 @@ payloads! {
     pub struct ApiKeyRevoked {
         /// The key.
         tenant api_token_id: ApiTokenId,
-        /// Whose it was.
+        /// The service account that owned it.
         tenant service_account_id: ServiceAccountId,
-        /// The project.
+        /// The project of the service account.
         tenant project_id: ProjectId,
     }
 
@@ -45,7 +45,7 @@ payloads! {
         operator role: Open<PlatformRole>,
         /// Its name.
         operator name: String,
-        /// The token that created it.
+        /// The token that created it; null if none did.
         operator parent_id: Option<ApiTokenId>,
     }
 
@@ -61,7 +61,7 @@ payloads! {
         operator grant_id: GrantId,
         /// Who signs in.
         operator user_id: UserId,
-        /// With which program.
+        /// The program that they sign in with.
         operator client: String,
     }
 
@@ -69,9 +69,9 @@ payloads! {
     pub struct SignInRevoked {
         /// The sign-in.
         operator grant_id: GrantId,
-        /// Whose it was.
+        /// The user who had signed in.
         operator user_id: UserId,
-        /// Why.
+        /// Reason.
         operator reason: String,
     }
 
@@ -83,7 +83,7 @@ payloads! {
         /// The key that signs from now on, if keys were rotated or revoked.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         operator active: Option<KeyId>,
-        /// The key that no longer counts, if one was revoked.
+        /// The key that was revoked, if one was.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         operator revoked: Option<KeyId>,
         /// Why it was revoked.
@@ -93,13 +93,13 @@ payloads! {
 
     /// Whether the certificate authority answers.
     pub struct CaState {
-        /// Which certificate authority.
+        /// Kind of certificate authority.
         operator ca: String,
         /// Its URL.
         operator url: String,
-        /// The server that asked.
+        /// The server that checked it.
         operator server_id: ServerId,
-        /// What went wrong; empty if it answers.
+        /// Error of the check; empty if it answers.
         operator detail: String,
     }
 
@@ -109,7 +109,7 @@ payloads! {
         operator membership_id: MembershipId,
         /// Who has the role.
         operator who: String,
-        /// Where they have it.
+        /// `platform`, or the id of the organization or project.
         operator at: String,
         /// The role.
         operator role: String,
@@ -119,13 +119,13 @@ payloads! {
     pub struct UserCreated {
         /// The user.
         operator user_id: UserId,
-        /// The issuer that knows them.
+        /// The issuer that authenticates them.
         operator issuer: String,
         /// Their email address.
         operator email: String,
     }
 
-    /// What an issuer says about a user has changed.
+    /// Changed information of an issuer about a user.
     pub struct UserChanged {
         /// The user.
         operator user_id: UserId,
@@ -135,7 +135,7 @@ payloads! {
         operator email_verified: bool,
     }
 
-    /// Something about a user.
+    /// The user that an event is about.
     pub struct UserEvent {
         /// The user.
         operator user_id: UserId,
@@ -147,9 +147,9 @@ payloads! {
         operator user_id: UserId,
         /// The email address they had.
         operator email: String,
-        /// How many roles and invitations ended.
+        /// Number of their roles and invitations that ended.
         operator memberships: u32,
-        /// How many keys and tokens that they created were revoked.
+        /// Number of keys and tokens created by them that were revoked.
         operator keys: u32,
     }
 
@@ -157,7 +157,7 @@ payloads! {
     pub struct UserSignInFailed {
         /// The user.
         operator user_id: UserId,
-        /// How often in a row.
+        /// Number of consecutive wrong passwords.
         operator failed_sign_ins: u32,
     }
 }

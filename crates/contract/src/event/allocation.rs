@@ -12,29 +12,29 @@ use crate::task::slice_vm_power::PowerAction;
 use crate::time::{OptionalRfc3339, Rfc3339, Timestamp};
 
 named! {
-    /// What operators do to what an allocation has, or to its host.
+    /// Action of an operator on an allocation or its host.
     pub enum OperatorAction {
-        /// They stop the guest.
+        /// The guest is stopped.
         Stop = "stop",
-        /// They start the guest.
+        /// The guest is started.
         Start = "start",
-        /// They reboot the guest.
+        /// The guest is rebooted.
         Reboot = "reboot",
-        /// They release what the allocation has.
+        /// The slots or the machine of the allocation are released.
         Release = "release",
-        /// They force the cleanup of what is left of the allocation.
+        /// The cleanup of what is left of the allocation is forced.
         ForceCleanup = "force_cleanup",
-        /// They drain its host. The allocation continues.
+        /// Its host is drained. The allocation continues.
         Drain = "drain",
-        /// They put its host back into service after a drain.
+        /// Its host is back in service after a drain.
         Undrain = "undrain",
-        /// They quarantine its host. The allocation continues.
+        /// Its host is quarantined. The allocation continues.
         Quarantine = "quarantine",
-        /// They put its host back into service after a quarantine.
+        /// Its host is back in service after a quarantine.
         Unquarantine = "unquarantine",
-        /// They retire its host, and the allocation ends.
+        /// Its host is retired, and the allocation ends.
         Retire = "retire",
-        /// They replace its host, and the allocation ends.
+        /// Its host is replaced, and the allocation ends.
         Replace = "replace",
     }
 }
@@ -50,7 +50,7 @@ impl From<PowerAction> for OperatorAction {
 }
 
 payloads! {
-    /// Which allocation.
+    /// Ids and name of an allocation.
     pub struct AllocationRef {
         /// The allocation.
         tenant allocation_id: AllocationId,
@@ -64,20 +64,20 @@ payloads! {
 
     /// A new allocation.
     pub struct AllocationRequested {
-        /// Which allocation.
+        /// The allocation.
         #[serde(flatten)]
         flat allocation: AllocationRef,
         /// Name of the product.
         tenant sku: String,
-        /// The agreed price.
+        /// Agreed price per hour.
         tenant price_per_hour: Money,
         /// Its state.
         tenant to: Open<AllocationState>,
     }
 
-    /// A command about an allocation. It changes what is wanted; the run does the rest.
+    /// A request that changes the wanted state of an allocation. The run of the allocation carries it out.
     pub struct AllocationCommand {
-        /// Which allocation.
+        /// The allocation.
         #[serde(flatten)]
         flat allocation: AllocationRef,
         /// Its state.
@@ -86,25 +86,25 @@ payloads! {
 
     /// A request to release an allocation.
     pub struct AllocationReleaseRequested {
-        /// Which allocation.
+        /// The allocation.
         #[serde(flatten)]
         flat command: AllocationCommand,
-        /// Why, in the words of the caller; may be empty.
+        /// Reason given by the caller; may be empty.
         tenant reason: String,
     }
 
     /// A request to stop, start or reboot.
     pub struct AllocationPowerRequested {
-        /// Which allocation.
+        /// The allocation.
         #[serde(flatten)]
         flat command: AllocationCommand,
-        /// What is wanted.
+        /// The requested power action.
         tenant action: Open<PowerAction>,
     }
 
-    /// Another end of the lease.
+    /// A changed end of a lease.
     pub struct AllocationExtended {
-        /// Which allocation.
+        /// The allocation.
         #[serde(flatten)]
         flat command: AllocationCommand,
         /// The new end; null if the lease has none.
@@ -112,52 +112,52 @@ payloads! {
         tenant expires_at: Option<Timestamp>,
     }
 
-    /// Another try of what failed.
+    /// A retry of a failed allocation or a blocked release.
     pub struct AllocationRetried {
-        /// Which allocation.
+        /// The allocation.
         #[serde(flatten)]
         flat command: AllocationCommand,
-        /// If its release was blocked, how often the release is tried.
+        /// Number of attempts of the release, if it was blocked.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         tenant releases: Option<u32>,
     }
 
-    /// Another name or other tags.
+    /// A changed name or changed tags of an allocation.
     pub struct AllocationDescribed {
-        /// Which allocation.
+        /// The allocation.
         #[serde(flatten)]
         flat command: AllocationCommand,
         /// Its tags.
         tenant tags: BTreeMap<String, String>,
     }
 
-    /// Something that operators do.
+    /// An action of an operator.
     pub struct AllocationOperatorActed {
-        /// Which allocation.
+        /// The allocation.
         #[serde(flatten)]
         flat command: AllocationCommand,
-        /// What they do.
+        /// The action.
         tenant action: Open<OperatorAction>,
-        /// The task that does it, if there is one.
+        /// The task that carries it out, if there is one.
         operator task_id: Option<TaskId>,
     }
 
-    /// A step of an allocation's run.
+    /// A step of the run of an allocation.
     pub struct AllocationProgress {
-        /// Which allocation.
+        /// The allocation.
         #[serde(flatten)]
         flat allocation: AllocationRef,
         /// Its state before.
         tenant from: Open<AllocationState>,
         /// Its state now.
         tenant to: Open<AllocationState>,
-        /// What its run does next.
+        /// Next step of its run.
         tenant step: Open<AllocationStep>,
-        /// Why: what went wrong last, or why it is released.
+        /// Reason: the last error, or why it is released.
         tenant reason: Option<String>,
     }
 
-    /// A place was found and the host is told to prepare it.
+    /// Capacity was found, and the host is ordered to prepare the allocation.
     pub struct AllocationProvisioning {
         /// The step.
         #[serde(flatten)]
@@ -166,19 +166,19 @@ payloads! {
         operator node_id: NodeId,
         /// The task that prepares it.
         operator task_id: TaskId,
-        /// How many hosts were tried, with this one.
+        /// Number of hosts that were tried, including this one.
         tenant attempt: u32,
     }
 
-    /// There is no place yet.
+    /// No capacity is free yet.
     pub struct AllocationPlacing {
         /// The step.
         #[serde(flatten)]
         flat progress: AllocationProgress,
-        /// Until when it waits for a place.
+        /// Until when it waits for free capacity.
         #[serde(default, with = "OptionalRfc3339", skip_serializing_if = "Option::is_none")]
         tenant until: Option<Timestamp>,
-        /// After a host failed, the code of the failure.
+        /// Stable code of the error, if a host failed before.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         tenant after: Option<String>,
     }
@@ -202,7 +202,7 @@ payloads! {
         flat progress: AllocationProgress,
         /// The task.
         operator task_id: TaskId,
-        /// What is done.
+        /// The power action.
         tenant action: Open<PowerAction>,
     }
 
@@ -213,11 +213,11 @@ payloads! {
         flat progress: AllocationProgress,
         /// The task.
         operator task_id: TaskId,
-        /// What is known of the guest now: after a start, whether it answers by SSH.
+        /// State of the guest: after a start, whether it answers by SSH.
         tenant guest: Option<Open<GuestState>>,
     }
 
-    /// Something that did not work, and why.
+    /// An error of an allocation.
     pub struct AllocationProblem {
         /// The step.
         #[serde(flatten)]
@@ -233,18 +233,18 @@ payloads! {
         flat progress: AllocationProgress,
         /// The task.
         operator task_id: TaskId,
-        /// Which try it is.
+        /// Number of the attempt.
         tenant r#try: u32,
     }
 
-    /// A release that is tried again later.
+    /// A release that is attempted again later.
     pub struct AllocationReleaseDelayed {
         /// The step.
         #[serde(flatten)]
         flat progress: AllocationProgress,
         /// Stable code.
         tenant code: String,
-        /// When it is tried again.
+        /// When it is attempted again.
         #[serde(with = "Rfc3339")]
         tenant again_at: Timestamp,
     }
@@ -254,23 +254,23 @@ payloads! {
         /// The step.
         #[serde(flatten)]
         flat progress: AllocationProgress,
-        /// Stable code of what went wrong; null if nothing did.
+        /// Stable code of the error; null if there was none.
         tenant code: Option<String>,
     }
 
-    /// Work on the host of an allocation.
+    /// Maintenance of the host of an allocation.
     pub struct AllocationMaintenance {
-        /// Which allocation.
+        /// The allocation.
         #[serde(flatten)]
         flat allocation: AllocationRef,
-        /// The maintenance.
+        /// The maintenance window.
         tenant maintenance_id: MaintenanceId,
-        /// What is done.
+        /// Summary that tenants read.
         tenant summary: String,
-        /// From.
+        /// Start of the window.
         #[serde(with = "Rfc3339")]
         tenant starts_at: Timestamp,
-        /// To.
+        /// End of the window.
         #[serde(with = "Rfc3339")]
         tenant ends_at: Timestamp,
     }

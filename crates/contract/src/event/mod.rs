@@ -128,33 +128,33 @@ events! {
     AllocationActive(AllocationActive) = "gpuaas.allocation.active.v1", "allocation.advance";
     /// The name or the tags of the allocation were changed.
     AllocationDescribed(AllocationDescribed) = "gpuaas.allocation.described.v1", "allocation.describe";
-    /// The lease of the allocation has a later end.
+    /// The lease of the allocation was extended.
     AllocationExtended(AllocationExtended) = "gpuaas.allocation.extended.v1", "allocation.extend";
     /// The allocation failed; `code` says why.
     AllocationFailed(AllocationEnded) = "gpuaas.allocation.failed.v1", "allocation.advance";
     /// Maintenance of the allocation's host was announced.
     AllocationMaintenanceAnnounced(AllocationMaintenance) = "gpuaas.allocation.maintenance_announced.v1", "maintenance.tell";
-    /// Maintenance of the allocation's host was cancelled.
+    /// Maintenance of the allocation's host was canceled.
     AllocationMaintenanceCancelled(AllocationMaintenance) = "gpuaas.allocation.maintenance_cancelled.v1", "maintenance.tell";
-    /// Operators act on the allocation or its host; `action` says how.
+    /// An operator acts on the allocation or its host; `action` says how.
     AllocationOperatorActed(AllocationOperatorActed) = "gpuaas.allocation.operator_acted.v1", "allocation.operate";
-    /// The allocation waits for a place, for the first time or again.
+    /// The allocation waits for free capacity, for the first time or again.
     AllocationPlacing(AllocationPlacing) = "gpuaas.allocation.placing.v1", "allocation.advance";
     /// The allocation could not be stopped, started or rebooted.
     AllocationPowerFailed(AllocationProblem) = "gpuaas.allocation.power_failed.v1", "allocation.advance";
-    /// The host was told to stop, start or reboot the allocation.
+    /// The host was ordered to stop, start or reboot the guest of the allocation.
     AllocationPowerOrdered(AllocationPowerOrdered) = "gpuaas.allocation.power_ordered.v1", "allocation.advance";
     /// A stop, start or reboot of the allocation was requested.
     AllocationPowerRequested(AllocationPowerRequested) = "gpuaas.allocation.power_requested.v1", "allocation.power";
-    /// The allocation has a place and is being prepared there.
+    /// The allocation was placed on a host, which prepares it.
     AllocationProvisioning(AllocationProvisioning) = "gpuaas.allocation.provisioning.v1", "allocation.advance";
     /// The allocation was rebooted.
     AllocationRebooted(AllocationPowerDone) = "gpuaas.allocation.rebooted.v1", "allocation.advance";
-    /// The allocation is over, but its host is not proven clean; an operator has to act.
+    /// The allocation has ended, but its host is not proven clean; an operator has to act.
     AllocationReleaseBlocked(AllocationProblem) = "gpuaas.allocation.release_blocked.v1", "allocation.advance";
-    /// A release of the allocation failed and will be tried again.
+    /// A release of the allocation failed and will be attempted again.
     AllocationReleaseFailed(AllocationReleaseDelayed) = "gpuaas.allocation.release_failed.v1", "allocation.advance";
-    /// The host was told to release the allocation.
+    /// The host was ordered to release the allocation.
     AllocationReleaseOrdered(AllocationReleaseOrdered) = "gpuaas.allocation.release_ordered.v1", "allocation.advance";
     /// A release of the allocation was requested.
     AllocationReleaseRequested(AllocationReleaseRequested) = "gpuaas.allocation.release_requested.v1", "allocation.release";
@@ -166,11 +166,11 @@ events! {
     AllocationReleasing(AllocationProgress) = "gpuaas.allocation.releasing.v1", "allocation.advance";
     /// An allocation was requested.
     AllocationRequested(AllocationRequested) = "gpuaas.allocation.requested.v1", "allocation.request";
-    /// Another try of what failed was requested.
+    /// A retry of the failed allocation or its blocked release was requested.
     AllocationRetried(AllocationRetried) = "gpuaas.allocation.retried.v1", "allocation.retry";
     /// The allocation was started.
     AllocationStarted(AllocationPowerDone) = "gpuaas.allocation.started.v1", "allocation.advance";
-    /// The allocation was stopped and keeps its place.
+    /// The allocation was stopped and keeps its slots.
     AllocationStopped(AllocationPowerDone) = "gpuaas.allocation.stopped.v1", "allocation.advance";
     /// A key of a service account was created.
     ApiKeyCreated(ApiKeyCreated) = "gpuaas.api_key.created.v1", "api_key.create";
@@ -192,11 +192,11 @@ events! {
     DeliveryReplayed(DeliveryReplayed) = "gpuaas.delivery.replayed.v1", "delivery.replay";
     /// An operator approved the enrollment of a host.
     EnrollmentApproved(EnrollmentDecided) = "gpuaas.enrollment.approved.v1", "enrollment.approve";
-    /// A waiting enrollment was dropped because the queue was full and its address had the most places.
+    /// A pending enrollment request was dropped because the queue was full and its address had the most requests.
     EnrollmentDisplaced(EnrollmentDisplaced) = "gpuaas.enrollment.displaced.v1", "enrollment.displace";
     /// An operator rejected the enrollment of a host.
     EnrollmentRejected(EnrollmentDecided) = "gpuaas.enrollment.rejected.v1", "enrollment.reject";
-    /// A host asks to be enrolled.
+    /// A host requests enrollment.
     EnrollmentRequested(EnrollmentRequested) = "gpuaas.enrollment.requested.v1", "enrollment.request";
     /// An image was created.
     ImageCreated(ImageCreated) = "gpuaas.image.created.v1", "image.create";
@@ -224,7 +224,7 @@ events! {
     MachineWithdrawn(MachineMoved) = "gpuaas.machine.withdrawn.v1", "machine.withdraw";
     /// Maintenance of nodes was announced.
     MaintenanceAnnounced(MaintenanceAnnounced) = "gpuaas.maintenance.announced.v1", "maintenance.announce";
-    /// Maintenance of nodes was cancelled.
+    /// Maintenance of nodes was canceled.
     MaintenanceCancelled(MaintenanceCancelled) = "gpuaas.maintenance.cancelled.v1", "maintenance.cancel";
     /// An invited user signed in and is a member.
     MemberAccepted(MemberEvent) = "gpuaas.member.accepted.v1", "member.accept";
@@ -234,11 +234,11 @@ events! {
     MemberChanged(MemberEvent) = "gpuaas.member.changed.v1", "member.change";
     /// A member was removed.
     MemberRemoved(MemberEvent) = "gpuaas.member.removed.v1", "member.remove";
-    /// A node sent more than the server stores of it in an hour; the rest is dropped.
+    /// A node sent more than the server stores from it within an hour; the rest is dropped.
     NodeBudgetExceeded(NodeBudgetExceeded) = "gpuaas.node.budget_exceeded.v1", "node.budget";
     /// The certificate of a node was renewed.
     NodeCertificateRenewed(NodeCertificateRenewed) = "gpuaas.node.certificate_renewed.v1", "node.renew";
-    /// A node was drained: it takes no new work.
+    /// A node is draining: it gets no new work.
     NodeDraining(NodeServiceChanged) = "gpuaas.node.draining.v1", "node.drain";
     /// A host was enrolled as a node.
     NodeEnrolled(NodeEnrolled) = "gpuaas.node.enrolled.v1", "node.enroll";
@@ -258,7 +258,7 @@ events! {
     NodeRejoined(NodeRejoined) = "gpuaas.node.rejoined.v1", "node.rejoin";
     /// An operator renamed a node.
     NodeRenamed(NodeRenamed) = "gpuaas.node.renamed.v1", "node.rename";
-    /// A node was retired for good.
+    /// A node was retired permanently.
     NodeRetired(NodeServiceChanged) = "gpuaas.node.retired.v1", "node.retire";
     /// An organization was changed.
     OrganizationChanged(OrganizationChanged) = "gpuaas.organization.changed.v1", "organization.change";
@@ -282,7 +282,7 @@ events! {
     SignInApproved(SignInEvent) = "gpuaas.sign_in.approved.v1", "sign_in.approve";
     /// A user denied the sign-in of a device.
     SignInDenied(SignInEvent) = "gpuaas.sign_in.denied.v1", "sign_in.deny";
-    /// A sign-in was ended before its time.
+    /// A sign-in was revoked before it expired.
     SignInRevoked(SignInRevoked) = "gpuaas.sign_in.revoked.v1", "sign_in.revoke";
     /// A sign-in began.
     SignInStarted(SignInEvent) = "gpuaas.sign_in.started.v1", "sign_in.start";
@@ -292,7 +292,7 @@ events! {
     SkuChanged(SkuEvent) = "gpuaas.sku.changed.v1", "sku.change";
     /// A product was added to the catalog.
     SkuCreated(SkuEvent) = "gpuaas.sku.created.v1", "sku.create";
-    /// An operator approved a slot that a node found on itself.
+    /// An operator approved a slot that its node discovered.
     SlotApproved(SlotApproved) = "gpuaas.slot.approved.v1", "slot.approve";
     /// A slot is not proven clean; an operator has to act.
     SlotCleanupBlocked(SlotMoved) = "gpuaas.slot.cleanup_blocked.v1", "slot.block";
@@ -322,11 +322,11 @@ events! {
     TaskAccepted(TaskRef) = "gpuaas.task.accepted.v1", "task.accept";
     /// The cancellation of a task was requested.
     TaskCancelRequested(TaskReason) = "gpuaas.task.cancel_requested.v1", "task.cancel";
-    /// A task was cancelled before it was done.
+    /// A task was canceled before it was done.
     TaskCancelled(TaskCancelled) = "gpuaas.task.cancelled.v1", ["task.receipt", "task.cancelled"];
     /// A task was signed and sent to its node.
     TaskDispatched(TaskDispatched) = "gpuaas.task.dispatched.v1", "task.dispatch";
-    /// A task waited for too long and was never sent.
+    /// A task waited too long and was never sent.
     TaskExpired(TaskEnded) = "gpuaas.task.expired.v1", "task.expire";
     /// A node reported that a task failed.
     TaskFailed(TaskReported) = "gpuaas.task.failed.v1", "task.receipt";
@@ -344,7 +344,7 @@ events! {
     TaskStarted(TaskRef) = "gpuaas.task.started.v1", "task.start";
     /// A node proved that a task is done.
     TaskSucceeded(TaskReported) = "gpuaas.task.succeeded.v1", "task.receipt";
-    /// What the issuer says about a user changed.
+    /// The issuer reported changed information about a user.
     UserChanged(UserChanged) = "gpuaas.user.changed.v1", "user.change";
     /// A user was created, by an operator or by signing in for the first time.
     UserCreated(UserCreated) = "gpuaas.user.created.v1", "user.create";
@@ -358,7 +358,7 @@ events! {
     UserReactivated(UserEvent) = "gpuaas.user.reactivated.v1", "user.reactivate";
     /// A sign-in failed because of a wrong password.
     UserSignInFailed(UserSignInFailed) = "gpuaas.user.sign_in_failed.v1", "user.sign_in_failed";
-    /// A user signed in after wrong passwords.
+    /// A user signed in after entering wrong passwords.
     UserSignedIn(UserEvent) = "gpuaas.user.signed_in.v1", "user.sign_in";
     /// A webhook was changed, enabled, disabled or deleted, or has a new secret.
     WebhookChanged(WebhookChanged) = "gpuaas.webhook.changed.v1", "webhook.change";
@@ -366,7 +366,7 @@ events! {
     WebhookCreated(WebhookCreated) = "gpuaas.webhook.created.v1", "webhook.create";
     /// A webhook was disabled because its deliveries fail.
     WebhookDisabled(WebhookDisabled) = "gpuaas.webhook.disabled.v1", "webhook.disable";
-    /// A webhook is tested. Delivered to that webhook only, whichever kinds it takes.
+    /// A webhook is tested. Delivered to that webhook only, whichever event types it receives.
     WebhookTest(WebhookTest) = "gpuaas.webhook.test.v1", "webhook.test";
 }
 

@@ -16,9 +16,9 @@ payloads! {
         /// When it expires.
         #[serde(with = "Rfc3339")]
         operator expires_at: Timestamp,
-        /// What it is for, in the operator's words.
+        /// Note of the operator.
         operator note: String,
-        /// How many hosts it enrolls at most; absent in events of servers that knew tokens for one host only.
+        /// Maximum number of hosts it enrolls; absent in events of older servers, whose tokens enroll one host.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         operator uses: Option<u32>,
         /// The node that a host may replace with it.
@@ -37,33 +37,33 @@ payloads! {
         operator join_token_id: JoinTokenId,
         /// The node that joined with it.
         operator node_id: NodeId,
-        /// How many more hosts it enrolls.
+        /// Number of hosts that it can still enroll.
         operator left: u32,
     }
 
-    /// A host that asks to be enrolled.
+    /// A host that requests enrollment.
     pub struct EnrollmentRequested {
         /// The request.
         operator enrollment_id: EnrollmentId,
-        /// Who asks.
+        /// Email address of the requester.
         operator email: String,
-        /// What the host calls itself.
+        /// Host name.
         operator hostname: String,
     }
 
-    /// A request that had to make room for another.
+    /// An enrollment request that was dropped because the queue was full.
     pub struct EnrollmentDisplaced {
         /// The request.
         operator enrollment_id: EnrollmentId,
-        /// Where it came from.
+        /// Address that it came from.
         operator address: String,
     }
 
-    /// An operator's decision about a request.
+    /// An operator's decision about an enrollment request.
     pub struct EnrollmentDecided {
         /// The request.
         operator enrollment_id: EnrollmentId,
-        /// Hardware identity of the host.
+        /// Digest of the hardware identity of the host.
         operator fingerprint: String,
         /// Why it was rejected.
         operator reason: String,
@@ -77,7 +77,7 @@ payloads! {
         operator node_id: NodeId,
         /// Its name.
         operator name: String,
-        /// How often it was enrolled.
+        /// Number of its enrollments.
         operator epoch: u64,
         /// Whether the host is simulated.
         operator simulated: bool,
@@ -88,7 +88,7 @@ payloads! {
         operator tls_key_digest: Digest,
     }
 
-    /// Another service state of a node.
+    /// A changed service state of a node.
     pub struct NodeServiceChanged {
         /// The node.
         operator node_id: NodeId,
@@ -96,7 +96,7 @@ payloads! {
         operator from: Open<NodeService>,
         /// The state now.
         operator to: Open<NodeService>,
-        /// Why; may be empty.
+        /// Reason; may be empty.
         operator reason: String,
     }
 
@@ -106,11 +106,11 @@ payloads! {
         operator node_id: NodeId,
         /// The link.
         operator session_id: SessionId,
-        /// How it is carried.
+        /// Transport of the link.
         operator transport: Open<LinkTransport>,
-        /// Which start of the agent it is.
+        /// Id of the agent process; new at every start of the agent.
         operator agent_instance_id: AgentInstanceId,
-        /// Which boot of the host it is.
+        /// Id of the boot of the host.
         operator boot_id: String,
     }
 
@@ -124,7 +124,7 @@ payloads! {
         operator reason: String,
     }
 
-    /// Another name of a node.
+    /// A changed name of a node.
     pub struct NodeRenamed {
         /// The node.
         operator node_id: NodeId,
@@ -134,25 +134,25 @@ payloads! {
         operator to: String,
     }
 
-    /// A node that sent more than the server stores of it in an hour.
+    /// A node that sent more than the server stores from it within an hour.
     pub struct NodeBudgetExceeded {
         /// The node.
         operator node_id: NodeId,
-        /// What it sent too much of.
+        /// Kind of data that exceeded the limit.
         operator kind: String,
-        /// How much is stored.
+        /// Amount that the server stores per hour.
         operator limit: u64,
     }
 
-    /// Other facts about a node.
+    /// Changed facts about a node.
     pub struct NodeFactsChanged {
         /// The node.
         operator node_id: NodeId,
         /// Version of its agent.
         operator agent_version: String,
-        /// Its kernel.
+        /// Kernel release of its host.
         operator kernel: String,
-        /// How many GPUs it has.
+        /// Number of its GPUs.
         operator gpus: usize,
     }
 
@@ -168,58 +168,58 @@ payloads! {
         operator not_after: Timestamp,
     }
 
-    /// A node that came back after its certificate had expired.
+    /// A node that rejoined after its certificate had expired.
     pub struct NodeRejoined {
         /// The node.
         operator node_id: NodeId,
         /// Serial number of its new certificate.
         operator serial: String,
-        /// How often since the last regular renewal.
+        /// Number of rejoins since the last regular renewal.
         operator rejoins: u32,
     }
 
-    /// Announced work on nodes.
+    /// A maintenance window that was announced.
     pub struct MaintenanceAnnounced {
-        /// The maintenance.
+        /// The maintenance window.
         tenant maintenance_id: MaintenanceId,
-        /// What is done, in words that tenants read.
+        /// Summary that tenants read.
         tenant summary: String,
         /// The nodes.
         operator nodes: Vec<NodeId>,
-        /// From.
+        /// Start of the window.
         #[serde(with = "Rfc3339")]
         tenant starts_at: Timestamp,
-        /// To.
+        /// End of the window.
         #[serde(with = "Rfc3339")]
         tenant ends_at: Timestamp,
     }
 
-    /// Work on nodes that does not take place.
+    /// A maintenance window that was canceled.
     pub struct MaintenanceCancelled {
-        /// The maintenance.
+        /// The maintenance window.
         tenant maintenance_id: MaintenanceId,
     }
 
-    /// More destructive commands for an hour.
+    /// An increase of the budget of destructive commands, for an hour.
     pub struct BudgetLifted {
-        /// How many more.
+        /// Number of additional commands.
         operator count: u32,
-        /// Why.
+        /// Reason.
         operator reason: String,
-        /// Until when.
+        /// When the increase ends.
         #[serde(with = "Rfc3339")]
         operator until: Timestamp,
     }
 
     /// A budget of destructive commands that is used up.
     pub struct BudgetExhausted {
-        /// Whose budget it is.
+        /// The id of an organization, or `operators`.
         operator scope: String,
-        /// How many commands were counted within the hour.
+        /// Number of commands within the hour.
         operator total: u32,
-        /// How many are allowed.
+        /// Number of commands that are allowed per hour.
         operator per_hour: u32,
-        /// How many more an operator allowed.
+        /// Number of additional commands that operators allowed.
         operator lifted: u32,
     }
 }

@@ -11,31 +11,31 @@ payloads! {
     pub struct SlotApproved {
         /// The slot.
         operator slot_id: SlotId,
-        /// Its node.
+        /// The node it is on.
         operator node_id: NodeId,
         /// Its devices and its size.
         operator slot: SlotSpec,
-        /// The task that found it.
+        /// The task that discovered it.
         operator proposed_by: TaskId,
     }
 
-    /// A step in the life of a slot.
+    /// A change of the state of a slot.
     pub struct SlotMoved {
         /// The slot.
         operator slot_id: SlotId,
-        /// Its node.
+        /// The node it is on.
         operator node_id: NodeId,
         /// Its state before.
         operator from: Open<SlotState>,
         /// Its state now.
         operator to: Open<SlotState>,
-        /// Whether an operator holds it back.
+        /// Whether it is quarantined by an operator.
         operator quarantined: bool,
-        /// The allocation that has it, or that had it.
+        /// The allocation that holds or held it.
         operator allocation_id: Option<AllocationId>,
-        /// Number of its newest lease.
+        /// Epoch of its newest lease.
         operator lease_epoch: u64,
-        /// Why.
+        /// Reason of the change.
         #[serde(flatten)]
         flat cause: SlotCause,
     }
@@ -51,24 +51,24 @@ payloads! {
         /// Whether its drive is wiped.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         operator wipe: Option<bool>,
-        /// Why, in words.
+        /// Reason.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         operator reason: Option<String>,
     }
 
-    /// A step in the life of a whole machine.
+    /// A change of the state of a whole machine.
     pub struct MachineMoved {
-        /// Its node.
+        /// The node it is on.
         operator node_id: NodeId,
         /// Its state now.
         operator state: Open<MachineState>,
-        /// The allocation that has it.
+        /// The allocation that holds it.
         operator allocation_id: Option<AllocationId>,
-        /// Number of its newest lease.
+        /// Epoch of its newest lease.
         operator lease_epoch: u64,
         /// The newest task that creates or removes its user.
         operator task_id: Option<TaskId>,
-        /// Why; may be empty.
+        /// Reason; may be empty.
         operator reason: String,
     }
 }

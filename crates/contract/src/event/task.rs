@@ -6,20 +6,20 @@ use crate::id::{NodeId, TaskId};
 use crate::receipt::Outcome;
 
 payloads! {
-    /// Which task.
+    /// Ids of a task and its node.
     pub struct TaskRef {
         /// The task.
         operator task_id: TaskId,
-        /// Its node.
+        /// The node that runs it.
         operator node_id: NodeId,
     }
 
     /// A new task.
     pub struct TaskQueued {
-        /// Which task.
+        /// The task.
         #[serde(flatten)]
         flat task: TaskRef,
-        /// Its kind.
+        /// The task type.
         operator task_type: String,
         /// Its parameters.
         operator params: Option<serde_json::Value>,
@@ -27,27 +27,27 @@ payloads! {
 
     /// A task that was sent to its node.
     pub struct TaskDispatched {
-        /// Which task.
+        /// The task.
         #[serde(flatten)]
         flat task: TaskRef,
-        /// How often it was sent.
+        /// Number of times it was sent.
         operator dispatch: u32,
         /// Digest of the signed envelope.
         operator envelope: Digest,
     }
 
-    /// Something about a task, and why.
+    /// A task, and the reason for its event.
     pub struct TaskReason {
-        /// Which task.
+        /// The task.
         #[serde(flatten)]
         flat task: TaskRef,
-        /// Why; may be empty.
+        /// Reason; may be empty.
         operator reason: String,
     }
 
-    /// The end of a task of which the node sent no receipt.
+    /// The end of a task for which the node sent no receipt.
     pub struct TaskEnded {
-        /// Which task.
+        /// The task.
         #[serde(flatten)]
         flat task: TaskRef,
         /// Stable code.
@@ -56,24 +56,24 @@ payloads! {
 
     /// The end of a task, as its node reports it.
     pub struct TaskReported {
-        /// Which task.
+        /// The task.
         #[serde(flatten)]
         flat task: TaskRef,
         /// Stable code.
         operator code: String,
-        /// What the receipt says.
+        /// Summary of the receipt.
         #[serde(flatten)]
         flat receipt: TaskReceipt,
     }
 
-    /// A task that was cancelled: by its node, which sent a receipt, or before it was sent.
+    /// A canceled task: canceled by its node, which sent a receipt, or before it was sent.
     pub struct TaskCancelled {
-        /// Which task.
+        /// The task.
         #[serde(flatten)]
         flat task: TaskRef,
         /// Stable code.
         operator code: String,
-        /// What the receipt says, if there is one.
+        /// Summary of the receipt, if there is one.
         #[serde(flatten)]
         flat receipt: Option<TaskReceipt>,
     }
@@ -84,9 +84,9 @@ payloads! {
         operator outcome: Outcome,
         /// Digest of the receipt.
         operator receipt: Digest,
-        /// Its number among the node's receipts.
+        /// Position among the node's receipts.
         operator sequence: u64,
-        /// Whether it follows the receipt before it.
+        /// Whether it continues the chain of the node's receipts.
         operator chain_intact: bool,
     }
 }

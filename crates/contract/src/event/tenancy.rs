@@ -98,11 +98,11 @@ payloads! {
         operator sku_id: SkuId,
         /// Its name.
         tenant name: String,
-        /// What is leased.
+        /// The kind of product and its size.
         operator product: Product,
-        /// The GPU.
+        /// GPU model; null for slots without a GPU.
         operator gpu_model: Option<String>,
-        /// The price.
+        /// Price per hour.
         tenant price_per_hour: Money,
         /// Whether it is no longer offered.
         operator retired: bool,
@@ -114,11 +114,11 @@ payloads! {
         tenant image_id: ImageId,
         /// Its name.
         tenant name: String,
-        /// Whose it is; null for the platform's.
+        /// The organization that owns it; null for an image of the platform.
         tenant organization_id: Option<OrgId>,
         /// Digest of the file.
         tenant sha256: Digest,
-        /// Where hosts fetch it.
+        /// URL from which hosts download it.
         tenant url: Option<String>,
     }
 
@@ -136,7 +136,7 @@ payloads! {
         tenant webhook_id: WebhookId,
         /// Its project.
         tenant project_id: ProjectId,
-        /// Where it delivers to.
+        /// URL that it delivers to.
         tenant url: String,
         /// The kinds of events it delivers; empty for all.
         tenant kinds: Vec<String>,
@@ -148,7 +148,7 @@ payloads! {
         tenant webhook_id: WebhookId,
         /// Its project.
         tenant project_id: ProjectId,
-        /// Where it delivers to.
+        /// URL that it delivers to.
         tenant url: String,
         /// The kinds of events it delivers; empty for all.
         tenant kinds: Vec<String>,
@@ -166,11 +166,11 @@ payloads! {
         tenant webhook_id: WebhookId,
         /// Its project.
         tenant project_id: ProjectId,
-        /// Where it delivers to.
+        /// URL that it delivers to.
         tenant url: String,
-        /// How many deliveries failed in a row.
+        /// Number of consecutive failed deliveries.
         tenant failed: u32,
-        /// Why.
+        /// Reason.
         tenant reason: String,
     }
 
@@ -180,7 +180,7 @@ payloads! {
         tenant webhook_id: WebhookId,
         /// Its project.
         tenant project_id: ProjectId,
-        /// Where it delivers to.
+        /// URL that it delivers to.
         tenant url: String,
     }
 

@@ -8,18 +8,18 @@ use super::{Examples, Parameters};
 use crate::id::AllocationId;
 use crate::slice::{Holder, UserName};
 
-/// The user to end.
+/// The user to remove.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Params {
     /// The allocation; the same as in the envelope.
     pub allocation_id: AllocationId,
-    /// Its fencing number; the same as in the envelope.
+    /// Lease epoch of the allocation; the same as in the envelope.
     pub lease_epoch: u64,
     /// The user's name.
     pub username: UserName,
-    /// End this user even if an earlier allocation left it: that one's lease has a lower number than this one. A user whom no allocation
-    /// of this product made is never touched.
+    /// Removes the user even if it belongs to an earlier allocation, whose lease epoch is lower than this one. A user that was not created
+    /// for an allocation is never touched.
     #[serde(default)]
     pub take_over: bool,
 }
@@ -52,21 +52,21 @@ pub(super) const EXAMPLES: Examples = Examples {
     refused_outputs: &[],
 };
 
-/// What there was, and is no more. If the agent was restarted in between, the numbers are those since then.
+/// What was removed. If the agent was restarted in between, the counts start at the restart.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Output {
     /// The user.
     pub username: UserName,
-    /// There was something to end: the user, or a lease of the host for it.
+    /// Whether there was anything to remove: the user, or a lease of the host for it.
     pub existed: bool,
-    /// Its sessions that were ended.
+    /// Number of its sessions that were ended.
     pub sessions_ended: u32,
-    /// Its processes that were ended.
+    /// Number of its processes that were ended.
     pub processes_ended: u32,
-    /// Its files and folders that were removed, those in its home included.
+    /// Number of its files and folders that were removed, including those in its home directory.
     pub files_removed: u64,
-    /// It had a home, which was removed.
+    /// Whether its home directory was removed; false if it had none.
     pub home_removed: bool,
 }
 

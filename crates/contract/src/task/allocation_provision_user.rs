@@ -29,20 +29,20 @@ pub const RESERVED: [&str; 20] = [
     "wheel",
 ];
 
-/// The user to make.
+/// The user to create.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Params {
     /// The allocation; the same as in the envelope.
     pub allocation_id: AllocationId,
-    /// Its fencing number; the same as in the envelope.
+    /// Lease epoch of the allocation; the same as in the envelope.
     pub lease_epoch: u64,
     /// The user's name. The host's policy must allow it.
     pub username: UserName,
-    /// Keys that let the user in, and nothing else does: it has no password.
+    /// SSH keys that can sign in as the user. There is no other way to sign in: the user has no password.
     #[schemars(length(min = 1, max = MAX_KEYS))]
     pub ssh_public_keys: Vec<SshPublicKey>,
-    /// The user may become root. The host's policy must allow it, and nobody can prove what root left behind.
+    /// Allows the user to become root. The host's policy must allow it, and nobody can prove what root left behind.
     #[serde(default)]
     pub sudo: bool,
 }
@@ -89,19 +89,19 @@ pub(super) fn check_order(lease_epoch: u64, username: &UserName) -> Result<(), S
     Ok(())
 }
 
-/// What was made.
+/// The user that was created.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Output {
     /// The user.
     pub username: UserName,
-    /// Its number. No user of this host had it shortly before, and nothing on its disks belonged to it.
+    /// Its user id. No user of this host had this id shortly before, and no file on the host's disks belonged to it.
     pub uid: u32,
-    /// Its home.
+    /// Its home directory.
     pub home: String,
-    /// How many different keys let it in.
+    /// Number of distinct SSH keys that can sign in.
     pub keys: u32,
-    /// This task made it; otherwise an earlier one of the same allocation did, and this one replaced the keys.
+    /// Whether this task created the user. If not, an earlier task of the same allocation did, and this one replaced the keys.
     pub created: bool,
 }
 

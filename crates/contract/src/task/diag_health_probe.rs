@@ -4,7 +4,7 @@ use super::{Examples, Parameters};
 use crate::telemetry::{DiskFact, GpuFact};
 use crate::time::Timestamp;
 
-/// Nothing to choose.
+/// There are no parameters.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Params {}
@@ -27,13 +27,13 @@ pub(super) const EXAMPLES: Examples = Examples {
     refused_outputs: &[r#"{"healthy":false}"#],
 };
 
-/// The report.
+/// Health report of the host.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Output {
-    /// No warning below.
+    /// Whether there are no warnings.
     pub healthy: bool,
-    /// This host is a simulation.
+    /// Whether the host is simulated.
     pub simulated: bool,
     /// Kernel release.
     pub kernel: String,
@@ -41,42 +41,42 @@ pub struct Output {
     pub uptime_seconds: u64,
     /// One-minute load average times 100.
     pub load_percent: u64,
-    /// All memory.
+    /// Total memory.
     pub memory_bytes: u64,
-    /// Memory that programs could get now.
+    /// Memory that is available to programs.
     pub memory_available_bytes: u64,
-    /// `/dev/kvm` exists.
+    /// Whether `/dev/kvm` exists.
     pub kvm: bool,
     /// Loaded modules of the VFIO family.
     pub vfio_modules: Vec<String>,
-    /// Number of IOMMU groups; 0 means that nothing can be passed through.
+    /// Number of IOMMU groups; with 0, no device can be passed through to a guest.
     pub iommu_groups: u32,
-    /// The distribution asks for a reboot.
+    /// Whether the distribution requests a reboot.
     pub reboot_required: bool,
-    /// GPUs found.
+    /// GPUs of the host.
     pub gpus: Vec<GpuFact>,
-    /// Links of the fabric adapters.
+    /// Links of the fabric adapters of the host.
     pub fabric: Vec<FabricLink>,
-    /// Block devices found.
+    /// Block devices of the host.
     pub disks: Vec<DiskFact>,
-    /// Where the host was found to differ from what its leases say, now or within the last hour.
+    /// Differences between the host and its leases, found now or within the last hour.
     #[serde(default)]
     pub drift: Vec<Drift>,
-    /// What an operator should look at.
+    /// Problems that an operator should check.
     pub warnings: Vec<Warning>,
 }
 
-/// A difference between leases, hypervisor and bus.
+/// A difference between the leases, the hypervisor and the PCI bus.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Drift {
     /// Stable code.
     pub code: String,
-    /// A function, or an allocation.
+    /// The PCI function or the allocation that differs.
     pub subject: String,
-    /// What differs, and what was done.
+    /// What differs, and what was done about it.
     pub message: String,
-    /// It was put right.
+    /// Whether the agent repaired it.
     pub repaired: bool,
     /// When it was found.
     pub at: Timestamp,
@@ -86,24 +86,24 @@ pub struct Drift {
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FabricLink {
-    /// The adapter.
+    /// PCI address of the adapter.
     pub pci_address: String,
     /// InfiniBand device and port, such as `mlx5_0/1`, or a network interface.
     pub name: String,
-    /// It can be used.
+    /// Whether the link can be used.
     pub up: bool,
-    /// As the kernel calls it, such as `active` or `down`.
+    /// State as the kernel names it, such as `active` or `down`.
     pub state: String,
-    /// Its rate as far as it is known, such as `400 Gb/sec (4X NDR)`.
+    /// Rate of the link, if it is known, such as `400 Gb/sec (4X NDR)`.
     pub rate: String,
 }
 
-/// One thing to look at.
+/// A problem that an operator should check.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Warning {
     /// Stable code.
     pub code: String,
-    /// A sentence that says what to do.
+    /// Message that says what to do.
     pub message: String,
 }

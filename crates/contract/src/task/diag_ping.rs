@@ -10,30 +10,30 @@ pub const MAX_HOLD_MS: u32 = 600_000;
 /// Maximum number of log lines a ping can be made to write.
 pub const MAX_LOG_LINES: u32 = 100_000;
 
-/// What to do.
+/// What the ping does.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Params {
-    /// Text to leave in the host's ping log and to send back (at most 256 bytes, no control characters).
+    /// Text to write to the host's ping log and to send back (at most 256 bytes, no control characters).
     #[schemars(length(max = MAX_MESSAGE))]
     pub message: String,
-    /// Wait this long between start and effect, to try cancellation and restarts.
+    /// How many milliseconds to wait before the log line is written, to test cancellation and restarts.
     #[schemars(range(max = MAX_HOLD_MS))]
     pub hold_ms: u32,
-    /// Write this many log lines, to try the log path.
+    /// Number of task log lines to write, to test the transport of logs.
     #[schemars(range(max = MAX_LOG_LINES))]
     pub log_lines: u32,
 }
 
-/// What happened.
+/// Result of the ping.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Output {
     /// The message of the request.
     pub message: String,
-    /// The host's clock when the mark was left.
+    /// Time of the host's clock when the line was written to the ping log.
     pub host_time: Timestamp,
-    /// The agent was restarted between start and end; the mark was still left exactly once.
+    /// Whether the agent was restarted while the task ran. The line was still written to the ping log exactly once.
     pub recovered: bool,
 }
 

@@ -24,7 +24,7 @@ use crate::slice::{Holder, LeasedSlot};
 catalog::tasks! {
     DiagPing(diag_ping) {
         name: "diag.ping",
-        summary: "Leave one line in the host's ping log and answer: proves the whole path.",
+        summary: "Write one line to the host's ping log and answer, to test the whole path to the host.",
         changes_host: true,
         lease: None,
         decides_lease: false,
@@ -63,7 +63,7 @@ catalog::tasks! {
     }
     SliceTopologyDiscover(slice_topology_discover) {
         name: "slice.topology_discover",
-        summary: "Report GPUs, drives, fabric and what of them could become slots. Changes nothing.",
+        summary: "Report GPUs, drives and fabric devices, and which of them could become slots. Changes nothing.",
         changes_host: false,
         lease: None,
         decides_lease: false,
@@ -76,7 +76,7 @@ catalog::tasks! {
     }
     SliceVmProvision(slice_vm_provision) {
         name: "slice.vm_provision",
-        summary: "Put a guest on leased slots: image, cloud-init, devices, network; undone completely if it fails.",
+        summary: "Create a guest on leased slots: image, cloud-init, devices, network. Rolled back completely if it fails.",
         changes_host: true,
         lease: Some(Leased::Slots),
         decides_lease: true,
@@ -91,7 +91,7 @@ catalog::tasks! {
     }
     SliceVmRelease(slice_vm_release) {
         name: "slice.vm_release",
-        summary: "End a guest, reset its devices, wipe its drives and prove it.",
+        summary: "Remove a guest, reset its devices, wipe its drives and prove it.",
         changes_host: true,
         lease: Some(Leased::Slots),
         decides_lease: true,
@@ -131,7 +131,7 @@ catalog::tasks! {
     }
     AllocationProvisionUser(allocation_provision_user) {
         name: "allocation.provision_user",
-        summary: "Give a tenant who leases the whole host a user on it, with keys; undone completely if it fails.",
+        summary: "Create a user with SSH keys for a tenant who leases the whole host. Rolled back completely if it fails.",
         changes_host: true,
         lease: Some(Leased::Host),
         decides_lease: true,
@@ -144,7 +144,7 @@ catalog::tasks! {
     }
     AllocationDeprovisionUser(allocation_deprovision_user) {
         name: "allocation.deprovision_user",
-        summary: "End a tenant's user with its processes and files, and prove that nothing is left.",
+        summary: "Remove a tenant's user with its processes and files, and prove that nothing is left.",
         changes_host: true,
         lease: Some(Leased::Host),
         decides_lease: true,

@@ -7,14 +7,14 @@ pub const MAX_LIMIT: u32 = 5_000;
 /// Maximum length of the name filter.
 pub const MAX_FILTER: usize = 64;
 
-/// Which packages.
+/// Which packages to list.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Params {
-    /// Only packages whose name contains this.
+    /// Only packages whose name contains this text.
     #[schemars(length(max = MAX_FILTER))]
     pub name_contains: String,
-    /// At most this many.
+    /// Maximum number of packages.
     #[schemars(range(min = 1, max = MAX_LIMIT))]
     pub limit: u32,
 }
@@ -25,17 +25,17 @@ impl Default for Params {
     }
 }
 
-/// The list.
+/// The installed packages.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Output {
-    /// Which package manager answered: `dpkg`, `rpm` or `simulated`.
+    /// The package manager that listed them: `dpkg`, `rpm` or `simulated`.
     pub manager: String,
-    /// Installed packages, by name.
+    /// Installed packages, sorted by name.
     pub packages: Vec<Package>,
-    /// How many matched before the limit.
+    /// Number of matching packages, before the limit was applied.
     pub matched: u32,
-    /// Whether some were left out.
+    /// Whether packages were left out because of the limit.
     pub truncated: bool,
 }
 
@@ -43,7 +43,7 @@ pub struct Output {
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Package {
-    /// Name.
+    /// Name of the package.
     pub name: String,
     /// Version with revision.
     pub version: String,

@@ -11,19 +11,19 @@ pub const MAX_BYTES: u32 = 1024 * 1024;
 /// Maximum number of seconds to follow the console.
 pub const MAX_FOLLOW_SECONDS: u32 = 3600;
 
-/// What to read.
+/// Which part of the console to read.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Params {
     /// The allocation; the same as in the envelope.
     pub allocation_id: AllocationId,
-    /// Its fencing number; the same as in the envelope.
+    /// Lease epoch of the allocation; the same as in the envelope.
     pub lease_epoch: u64,
-    /// How much of the past.
+    /// Number of bytes of past output to read.
     #[serde(default = "default_bytes")]
     #[schemars(range(max = MAX_BYTES))]
     pub tail_bytes: u32,
-    /// How long to go on with what comes.
+    /// How many seconds to follow new output.
     #[serde(default)]
     #[schemars(range(max = MAX_FOLLOW_SECONDS))]
     pub follow_seconds: u32,
@@ -72,14 +72,14 @@ pub(super) const EXAMPLES: Examples = Examples {
     refused_outputs: &[],
 };
 
-/// What was read.
+/// How much of the console was read.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Output {
     /// The allocation.
     pub allocation_id: AllocationId,
-    /// Lines that went into the log.
+    /// Number of lines that were written to the task's log.
     pub lines: u64,
-    /// The host has forgotten what came before.
+    /// Whether the host no longer has the earlier output.
     pub truncated: bool,
 }

@@ -13,18 +13,18 @@ pub const DEFAULT_MEMORY_MIB: u64 = 65_536;
 /// Maximum number of devices of each kind in the answer.
 pub const MAX_DEVICES: usize = 256;
 
-/// What the slots shall have.
+/// Network and size of the proposed slots.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Params {
     /// The Open vSwitch bridge of the guests.
     pub ovs_bridge: InterfaceName,
-    /// The guests' network on this host. Slots get the second address and those that follow.
+    /// The guests' network on this host. Slots get the second address and the following ones.
     pub private_subnet: Subnet,
     /// vCPUs per slot.
     #[schemars(range(min = 1, max = MAX_VCPUS))]
     pub vcpu_count: u32,
-    /// Memory per slot.
+    /// Memory per slot, in MiB.
     #[schemars(range(min = 512, max = MAX_MEMORY_MIB))]
     pub memory_mib: u64,
 }
@@ -80,85 +80,85 @@ pub(super) const EXAMPLES: Examples = Examples {
     refused_outputs: &[r#"{"approval_required":true}"#],
 };
 
-/// What was found.
+/// The topology of the host.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Output {
-    /// Always: only an operator makes slots.
+    /// Always true: a candidate becomes a slot only if an operator approves it.
     pub approval_required: bool,
-    /// This host is a simulation.
+    /// Whether the host is simulated.
     pub simulated: bool,
-    /// What the host needs before it can have guests.
+    /// What a host needs to run guests, as found on this host.
     pub prerequisites: Prerequisites,
-    /// GPUs, by address.
+    /// GPUs, sorted by PCI address.
     pub gpu_devices: Vec<GpuDevice>,
-    /// Fabric adapters and their virtual functions, by address.
+    /// Fabric adapters and their virtual functions, sorted by PCI address.
     pub fabric_devices: Vec<FabricDevice>,
-    /// NVMe namespaces, by kernel name.
+    /// NVMe namespaces, sorted by kernel name.
     pub nvme_devices: Vec<NvmeDevice>,
-    /// One slot per GPU, whether it can be used or not.
+    /// One candidate per GPU, whether it can be used or not.
     pub candidate_slots: Vec<CandidateSlot>,
-    /// In short.
+    /// Summary of the candidates.
     pub candidate_summary: Summary,
 }
 
-/// What the host needs before it can have guests.
+/// What a host needs to run guests, as found on this host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Prerequisites {
-    /// `/dev/kvm` exists.
+    /// Whether `/dev/kvm` exists.
     pub kvm_available: bool,
-    /// Number of IOMMU groups; 0 means that nothing can be passed through.
+    /// Number of IOMMU groups; with 0, no device can be passed through to a guest.
     pub iommu_group_count: u32,
     /// Which of `intel_iommu=on`, `amd_iommu=on`, `iommu=pt` the kernel was started with.
     pub iommu_kernel_args: Vec<String>,
-    /// What the processor can do.
+    /// Virtualization support of the processor.
     pub cpu_virtualization: CpuVirtualization,
-    /// Loaded modules that guests need.
+    /// Loaded kernel modules that guests need.
     pub loaded_modules: Vec<String>,
-    /// Programs that the slice tasks run, and where they are.
+    /// Programs that the slice tasks run, and their paths.
     pub required_commands: Vec<RequiredCommand>,
     /// The guests' network.
     pub slice_network: SliceNetwork,
-    /// The distribution asks for a reboot.
+    /// Whether the distribution requests a reboot.
     pub reboot_required: bool,
-    /// All memory, in MiB.
+    /// Total memory, in MiB.
     pub memory_mib: u64,
-    /// Hardware threads.
+    /// Number of hardware threads.
     pub cpu_threads: u32,
 }
 
-/// Flags of the processor.
+/// Virtualization support of the processor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CpuVirtualization {
-    /// Intel.
+    /// Whether it supports Intel VT-x (`vmx`).
     pub vmx: bool,
-    /// AMD.
+    /// Whether it supports AMD-V (`svm`).
     pub svm: bool,
 }
 
-/// A program that must be there.
+/// A program that the slice tasks need.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RequiredCommand {
     /// Its name.
     pub name: String,
-    /// Where it is; absent if it is not installed.
+    /// Path of the program; absent if it is not installed.
     pub path: Option<String>,
 }
 
-/// The guests' network as it is now.
+/// Current state of the guests' network.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SliceNetwork {
-    /// The bridge that was asked about.
+    /// The bridge from the parameters.
     pub ovs_bridge: String,
-    /// Open vSwitch knows it.
+    /// Whether the bridge exists in Open vSwitch.
     pub bridge_exists: bool,
-    /// The packet filter hides guests behind the host's address.
+    /// Whether the packet filter translates guest addresses to the host's address.
     pub nat: bool,
-    /// The kernel forwards IPv4.
+    /// Whether the kernel forwards IPv4.
     pub ip_forwarding: bool,
     /// IP over InfiniBand interfaces.
     pub ipoib: Vec<Ipoib>,
@@ -170,9 +170,9 @@ pub struct SliceNetwork {
 pub struct Ipoib {
     /// Its name.
     pub name: String,
-    /// Its link is up.
+    /// Whether its link is up.
     pub up: bool,
-    /// A netplan file mentions it, so that it comes up again after a reboot.
+    /// Whether a netplan file mentions it, so that it comes up again after a reboot.
     pub netplan: bool,
 }
 
@@ -180,19 +180,19 @@ pub struct Ipoib {
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct GpuDevice {
-    /// Where it is.
+    /// PCI address.
     pub pci_address: PciAddress,
-    /// `10de` or `1002`.
+    /// PCI vendor id: `10de` or `1002`.
     pub vendor_id: String,
-    /// Device id.
+    /// PCI device id.
     pub device_id: String,
-    /// Driver now bound, or empty.
+    /// Driver that it is bound to; empty if none.
     pub driver: String,
-    /// Its IOMMU group, if there is an IOMMU.
+    /// IOMMU group; null without an IOMMU.
     pub iommu_group: Option<u32>,
-    /// Everything else in that group.
+    /// The other PCI functions in that group.
     pub iommu_group_members: Vec<PciAddress>,
-    /// NUMA node, or -1.
+    /// NUMA node; -1 if unknown.
     pub numa_node: i32,
 }
 
@@ -200,19 +200,19 @@ pub struct GpuDevice {
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FabricDevice {
-    /// Where it is.
+    /// PCI address.
     pub pci_address: PciAddress,
-    /// Device id.
+    /// PCI device id.
     pub device_id: String,
-    /// Driver now bound, or empty.
+    /// Driver that it is bound to; empty if none.
     pub driver: String,
-    /// Its IOMMU group, if there is an IOMMU.
+    /// IOMMU group; null without an IOMMU.
     pub iommu_group: Option<u32>,
-    /// NUMA node, or -1.
+    /// NUMA node; -1 if unknown.
     pub numa_node: i32,
-    /// The adapter it is a virtual function of; absent for the adapter itself.
+    /// The adapter that it is a virtual function of; absent for the adapter itself.
     pub physical_function: Option<PciAddress>,
-    /// How many virtual functions it has now; 0 for a virtual function.
+    /// Current number of its virtual functions; 0 for a virtual function.
     pub virtual_functions: u32,
 }
 
@@ -222,51 +222,51 @@ pub struct FabricDevice {
 pub struct NvmeDevice {
     /// Kernel name, which may change with every boot.
     pub name: String,
-    /// The path under `/dev/disk/by-id` that does not.
+    /// Path under `/dev/disk/by-id`, which stays the same.
     pub stable_path: Option<String>,
     /// Serial number of the drive.
     pub serial: String,
-    /// Model.
+    /// Model of the drive.
     pub model: String,
-    /// Size.
+    /// Size in bytes.
     pub size_bytes: u64,
-    /// The controller's address, if there is exactly one.
+    /// PCI address of the controller, if there is exactly one.
     pub pci_address: Option<PciAddress>,
-    /// NUMA node, or -1.
+    /// NUMA node; -1 if unknown.
     pub numa_node: i32,
-    /// What the host itself uses it for: mount points, swap, or the names of devices built on it.
+    /// How the host itself uses it: mount points, swap, or the names of devices built on it.
     pub used_by: Vec<String>,
 }
 
-/// A GPU with what would go to a guest with it.
+/// A GPU, and what a guest would get with it.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CandidateSlot {
-    /// Its place among this host's GPUs, by address.
+    /// Index among this host's GPUs, in the order of their PCI addresses.
     pub slot_index: u32,
     /// The GPU.
     pub pci_address: Option<PciAddress>,
-    /// Everything else of the GPU's IOMMU group that goes along: its own other functions.
+    /// Other functions of the GPU in its IOMMU group, which are passed through with it.
     pub companions: Vec<PciAddress>,
-    /// The fabric function, if this host has any.
+    /// The fabric function, if this host has one.
     pub fabric_device: Option<PciAddress>,
     /// Stable path of the NVMe namespace.
     pub nvme_device: Option<String>,
     /// Serial number of that drive.
     pub nvme_serial: Option<String>,
-    /// NUMA node of the GPU, or -1.
+    /// NUMA node of the GPU; -1 if unknown.
     pub numa_node: i32,
-    /// vCPUs.
+    /// Number of vCPUs.
     pub vcpu_count: u32,
-    /// Memory.
+    /// Memory in MiB.
     pub memory_mib: u64,
-    /// The guest's hardware address: the same for this GPU of this machine whenever it is asked.
+    /// MAC address of the guest. It is always the same for this GPU of this host.
     pub mac_address: String,
-    /// The guest's address, if the network has room for it.
+    /// IP address of the guest, if the network has a free one.
     pub private_ip: Option<Ipv4Addr>,
-    /// Nothing stands in its way, on the host or here.
+    /// Whether it could be used now: nothing blocks it or the whole host.
     pub schedulable: bool,
-    /// What does here.
+    /// What blocks this candidate.
     pub blockers: Vec<Blocker>,
 }
 
@@ -289,15 +289,15 @@ impl CandidateSlot {
     }
 }
 
-/// The candidates in short.
+/// Summary of the candidates.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Summary {
-    /// How many there are.
+    /// Number of candidates.
     pub slots: u32,
-    /// How many could be used now.
+    /// Number of candidates that could be used now.
     pub schedulable: u32,
-    /// What stands in the way of all of them.
+    /// What blocks all candidates.
     pub blockers: Vec<Blocker>,
 }
 

@@ -9,13 +9,13 @@ use crate::names::named;
 use crate::slice::{Holder, LeasedSlot};
 
 named! {
-    /// What to do with a guest's power.
+    /// A power action on a guest.
     pub enum PowerAction {
-        /// Shut it down; stop it if it does not.
+        /// Shuts the guest down, by force if it does not shut down in time.
         Stop = "stop",
-        /// Start it.
+        /// Starts the guest.
         Start = "start",
-        /// Both.
+        /// Stops the guest and starts it again.
         Reboot = "reboot",
     }
 }
@@ -25,22 +25,22 @@ pub const DEFAULT_ANSWER_SECONDS: u32 = 600;
 /// Maximum number of seconds to wait for a response.
 pub const MAX_ANSWER_SECONDS: u32 = 3600;
 
-/// Which guest.
+/// The guest and the power action.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Params {
     /// The allocation; the same as in the envelope.
     pub allocation_id: AllocationId,
-    /// Its fencing number; the same as in the envelope.
+    /// Lease epoch of the allocation; the same as in the envelope.
     pub lease_epoch: u64,
-    /// Its slots.
+    /// Slots of the guest.
     pub slots: Vec<LeasedSlot>,
-    /// What to do.
+    /// The power action.
     pub action: PowerAction,
-    /// How long the guest may take to shut down, brought into 30 to 900 s.
+    /// How many seconds the guest has to shut down, clamped to 30 to 900.
     #[serde(default = "default_grace")]
     pub graceful_timeout_seconds: u32,
-    /// How long to wait until a guest that was started answers.
+    /// How many seconds to wait for a started guest to answer.
     #[serde(default = "default_answer_timeout", skip_serializing_if = "is_default_answer_timeout")]
     #[schemars(range(max = MAX_ANSWER_SECONDS))]
     pub answer_timeout_seconds: u32,
@@ -106,19 +106,19 @@ pub(super) const EXAMPLES: Examples = Examples {
     refused_outputs: &[],
 };
 
-/// What happened.
+/// Result of the power action.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Output {
     /// The allocation.
     pub allocation_id: AllocationId,
-    /// It runs now.
+    /// Whether the guest is running now.
     pub running: bool,
-    /// It was so already.
+    /// Whether the guest was already in this state.
     pub unchanged: bool,
-    /// It did not shut down in time and was stopped.
+    /// Whether the guest did not shut down in time and was stopped by force.
     pub hard_stopped: bool,
-    /// Whether the guest lets us in by SSH again; absent if this task started nothing.
+    /// Whether the guest accepts an SSH sign-in again; absent if this task did not start it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub answers: Option<bool>,
 }

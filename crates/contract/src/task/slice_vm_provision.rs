@@ -30,17 +30,17 @@ pub const PHASES: [&str; 17] = [
     "performance_probe",
 ];
 
-/// The guest, and what it gets.
+/// The guest to create, and its slots.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Params {
     /// The allocation; the same as in the envelope.
     pub allocation_id: AllocationId,
-    /// Its fencing number; the same as in the envelope.
+    /// Lease epoch of the allocation; the same as in the envelope.
     pub lease_epoch: u64,
-    /// What the guest is.
+    /// Specification of the guest.
     pub guest: GuestSpec,
-    /// The slots.
+    /// Slots of the guest.
     pub slots: Vec<LeasedSlot>,
 }
 
@@ -96,108 +96,108 @@ pub(super) const EXAMPLES: Examples = Examples {
     refused_outputs: &[],
 };
 
-/// What was made.
+/// The guest that was created.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Output {
     /// The allocation.
     pub allocation_id: AllocationId,
-    /// The guest's name.
+    /// Host name of the guest.
     pub vm_name: VmName,
-    /// Its user.
+    /// Default user of the guest.
     pub default_user: UserName,
-    /// Its address.
+    /// IP address of the guest.
     pub private_ip: Ipv4Addr,
-    /// Where SSH listens in it.
+    /// SSH port of the guest.
     pub ssh_port: u16,
-    /// How many slots it holds.
+    /// Number of its slots.
     pub slot_count: u32,
     /// `kvm` or `emulation`.
     pub acceleration: Acceleration,
-    /// Digest of the image it was made from.
+    /// Digest of the image that it was created from.
     pub image_sha256: Digest,
-    /// The host already had the image.
+    /// Whether the host already had the image.
     pub image_was_cached: bool,
-    /// The guest's own SSH host key: what it must show to be the guest.
+    /// SSH host key of the guest, by which it is recognized.
     pub host_key: String,
-    /// Public half of the key that terminals use; it lives as long as the guest.
+    /// Public half of the SSH key for terminals, which is valid as long as the guest exists.
     pub terminal_key: String,
-    /// How it came up.
+    /// Whether the guest became ready.
     pub readiness: Readiness,
-    /// How fast it is.
+    /// Measurements from inside the guest.
     pub performance: Performance,
-    /// Where its metrics come from.
+    /// Source of the guest's metrics.
     pub telemetry: GuestTelemetry,
-    /// `<phase>_ms`.
+    /// Duration of each phase in milliseconds, as `<phase>_ms`.
     pub timings: BTreeMap<String, u64>,
-    /// Always false: nobody reaches a screen past the gateway.
+    /// Always false: the display is reachable only through the gateway.
     pub raw_vnc: bool,
     /// Always `gateway_required`.
     pub console_model: String,
-    /// The agent was restarted in between and went on.
+    /// Whether the agent was restarted in between and continued the task.
     pub recovered: bool,
 }
 
-/// What runs the guest's instructions.
+/// How the guest's instructions are executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Acceleration {
-    /// The processor.
+    /// By the processor.
     Kvm,
-    /// A program; slow. Only where the host's policy allows it.
+    /// By an emulator, which is slow. Only if the host's policy allows it.
     Emulation,
 }
 
-/// How the guest came up.
+/// Whether the guest became ready.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Readiness {
-    /// It lets us in by SSH, and shows the right host key.
+    /// Whether it accepts an SSH sign-in and has the right host key.
     pub ssh: bool,
-    /// The file that says that cloud-init is through is there.
+    /// Whether the file that marks the end of cloud-init exists.
     pub marker: bool,
-    /// How often it was asked.
+    /// Number of checks.
     pub attempts: u32,
 }
 
-/// What the guest measured of itself.
+/// Measurements from inside the guest.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Performance {
-    /// Whether it could.
+    /// Whether the measurement succeeded.
     pub measured: bool,
-    /// Why not.
+    /// Why it failed; empty if it succeeded.
     pub reason: String,
-    /// Processors it sees.
+    /// Number of CPUs that the guest sees.
     pub cpus: u32,
-    /// Memory it sees.
+    /// Memory that the guest sees, in MiB.
     pub memory_mib: u64,
-    /// GPUs it sees.
+    /// Number of GPUs that the guest sees.
     pub gpus: u32,
-    /// From its kernel's start to the readiness marker.
+    /// Milliseconds from the start of its kernel to the readiness marker.
     pub boot_ms: u64,
-    /// What its disk wrote per second.
+    /// Write speed of its disk.
     pub disk_write_mib_per_s: u64,
 }
 
-/// Where a guest's metrics come from.
+/// Source of a guest's metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum TelemetrySource {
-    /// The helper inside the guest.
+    /// The helper program inside the guest.
     SliceGuest,
-    /// What the host can see from outside.
+    /// What the host can observe from outside.
     HostLocalProbe,
-    /// Nowhere.
+    /// No source is available.
     Unavailable,
 }
 
-/// The same with a reason.
+/// Source of a guest's metrics, with a reason.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct GuestTelemetry {
-    /// Where they come from.
+    /// The source.
     pub source: TelemetrySource,
-    /// Why not from the guest; empty if they do.
+    /// Why they do not come from the guest; empty if they do.
     pub reason: String,
 }

@@ -7,23 +7,23 @@ use super::{Examples, Parameters, example_slot};
 use crate::id::AllocationId;
 use crate::slice::{Blocker, Holder, LeasedSlot};
 
-/// What to give back.
+/// What to release.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Params {
     /// The allocation; the same as in the envelope.
     pub allocation_id: AllocationId,
-    /// Its fencing number; the same as in the envelope.
+    /// Lease epoch of the allocation; the same as in the envelope.
     pub lease_epoch: u64,
-    /// The slots.
+    /// Slots to release.
     pub slots: Vec<LeasedSlot>,
-    /// How long the guest may take to shut down, brought into 30 to 900 s.
+    /// How many seconds the guest has to shut down, clamped to 30 to 900.
     #[serde(default = "default_grace")]
     pub graceful_timeout_seconds: u32,
-    /// Wipe the drives. Without it the slots wait for a wipe.
+    /// Whether to wipe the drives. Without it, the slots need a wipe before they can be leased again.
     #[serde(default = "yes")]
     pub wipe: bool,
-    /// Clean up whatever an earlier allocation left on these slots: its lease has a lower number than this one.
+    /// Also cleans up what an earlier allocation, whose lease epoch is lower than this one, left on these slots.
     #[serde(default)]
     pub take_over: bool,
 }
@@ -70,20 +70,20 @@ pub(super) const EXAMPLES: Examples = Examples {
     refused_outputs: &[],
 };
 
-/// What happened.
+/// Result of the release.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Output {
     /// The allocation.
     pub allocation_id: AllocationId,
-    /// There was nothing left to release.
+    /// Whether there was nothing left to release.
     pub already_gone: bool,
-    /// The guest did not shut down in time and was stopped.
+    /// Whether the guest did not shut down in time and was stopped by force.
     pub hard_stopped: bool,
-    /// The drives were wiped.
+    /// Whether the drives were wiped.
     pub wiped: bool,
-    /// What keeps the slots from being used again: at most that their drives wait for a wipe.
+    /// What blocks the slots from being used again; at most that their drives have to be wiped.
     pub blockers: Vec<Blocker>,
-    /// `<step>_ms`.
+    /// Duration of each step in milliseconds, as `<step>_ms`.
     pub timings: BTreeMap<String, u64>,
 }
