@@ -7,7 +7,7 @@ use gpuaas_contract::names::Open;
 use gpuaas_contract::time::{OptionalRfc3339, Rfc3339, Timestamp};
 use gpuaas_contract::verifier_set::KeyState;
 
-/// A token for this interface, without its secret.
+/// An API token, without its secret.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct ApiToken {
     /// Id of the token.
@@ -28,7 +28,7 @@ pub struct ApiToken {
     /// The token or key that created it, if no person did. It is valid only as long as its parent.
     #[serde(default)]
     pub parent_id: Option<ApiTokenId>,
-    /// Who created it, as the audit log names them. A key ends with the person who created it.
+    /// Who created it, as the audit log names them. A key is revoked when the person who created it is deleted.
     #[serde(default)]
     pub created_by: Option<String>,
     /// Scopes that limit it, such as `allocation.*` or `*.read`; null if it is not limited.
@@ -77,7 +77,7 @@ impl std::fmt::Debug for ApiTokenCreated {
 /// A current or former key that signs tasks.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct SigningKey {
-    /// Name of the key.
+    /// Id of the key.
     #[schemars(with = "String")]
     pub key_id: KeyId,
     /// State of the key.

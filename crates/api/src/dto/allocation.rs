@@ -30,7 +30,7 @@ pub struct Allocation {
     pub state: Open<AllocationState>,
     /// The current step.
     pub step: Open<AllocationStep>,
-    /// The product's id.
+    /// Id of the product.
     pub sku_id: SkuId,
     /// Name of the product when the allocation was requested.
     pub sku: String,
@@ -72,8 +72,8 @@ pub struct Allocation {
     /// Power action that was requested and is not done yet.
     #[serde(default)]
     pub pending_power_action: Option<Open<PowerAction>>,
-    /// What is known of its guest: `booting` while it is waited for after a start, then whether it answers by SSH. Null for a whole
-    /// host, and as long as nothing is known.
+    /// Last known state of its guest: `booting` after a start, then whether it answers by SSH. Null for a whole host, and while the
+    /// state is unknown.
     #[serde(default)]
     pub guest: Option<Open<GuestState>>,
     /// Whether its release was requested or its lease has ended.
@@ -147,7 +147,7 @@ pub struct AllocationPhase {
 /// A maintenance window that affects an allocation.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct AllocationMaintenance {
-    /// Reason.
+    /// Summary that tenants read.
     pub summary: String,
     /// Start of the window.
     #[serde(with = "Rfc3339")]
@@ -157,19 +157,19 @@ pub struct AllocationMaintenance {
     pub ends_at: Timestamp,
 }
 
-/// What a request would result in now. Nothing is reserved: the same request may end differently a moment later.
+/// The expected result of a request. Nothing is reserved: the same request may have another result a moment later.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct AllocationPlan {
-    /// The product's name.
+    /// Name of the product.
     pub sku: String,
     /// Price per hour.
     pub price_per_hour: Money,
     /// Whether capacity and quotas suffice.
     pub fits: bool,
-    /// Stable code of the reason, if it is not possible.
+    /// Stable code of the reason, if `fits` is false.
     #[serde(default)]
     pub code: Option<String>,
-    /// Reason, if it is not possible.
+    /// Reason, if `fits` is false.
     #[serde(default)]
     pub reason: Option<String>,
     /// Whether all its slots are on one NUMA node.
@@ -196,7 +196,7 @@ pub struct NodeReasons {
     pub node_id: NodeId,
     /// Name of the node.
     pub node_name: String,
-    /// At least one reason.
+    /// The reasons; at least one.
     pub reasons: Vec<String>,
 }
 

@@ -33,7 +33,7 @@ pub struct AllocationCreate {
     /// Length of the lease in seconds, at least 60; without it, the lease has no end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lease_seconds: Option<u64>,
-    /// How many seconds it may wait for free capacity. By default it fails at once if nothing is free.
+    /// How many seconds the allocation may wait for free capacity. By default, it fails immediately if nothing is free.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wait_seconds: Option<u64>,
     /// Chooses the host with the most free slots instead of the tightest fit.
@@ -45,12 +45,12 @@ pub struct AllocationCreate {
     /// How many seconds the guest has to shut down, clamped to 30 to 900; 120 by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub graceful_timeout_seconds: Option<u32>,
-    /// Only shows what would be created: the response is an [`super::AllocationPlan`], and nothing is created.
+    /// Shows what would be created, without creating anything: the response is an [`super::AllocationPlan`].
     #[serde(default)]
     pub dry_run: bool,
 }
 
-/// Changes of an allocation. Absent fields stay as they are, and the guest keeps its host name.
+/// Changes to an allocation. Absent fields stay as they are, and the guest keeps its host name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AllocationChange {
@@ -62,7 +62,7 @@ pub struct AllocationChange {
     pub tags: Option<BTreeMap<String, String>>,
 }
 
-/// Change of the end of a lease: exactly one of the fields.
+/// A change of the end of a lease. Exactly one field is required.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AllocationExtend {
@@ -74,16 +74,16 @@ pub struct AllocationExtend {
     pub forever: bool,
 }
 
-/// Options of a retry.
+/// Options for a retry.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AllocationRetry {
-    /// How many seconds it may wait for free capacity. By default it fails at once if nothing is free.
+    /// How many seconds the allocation may wait for free capacity. By default, it fails immediately if nothing is free.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wait_seconds: Option<u64>,
 }
 
-/// Filter of a list of allocations of a project.
+/// Filter for a list of allocations of a project.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AllocationListQuery {
@@ -108,7 +108,7 @@ pub struct AllocationListQuery {
     pub limit: Option<u32>,
 }
 
-/// Filter of a list of allocations of all projects.
+/// Filter for a list of allocations of all projects.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AllocationSearchQuery {
@@ -142,11 +142,11 @@ pub struct AllocationSearchQuery {
     pub limit: Option<u32>,
 }
 
-/// When to stop watching an allocation.
+/// When the stream of an allocation ends.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AllocationWatchQuery {
-    /// `over` (the default): until it is released or has failed. `settled`: also until it is active or its release is blocked.
+    /// `over` (the default): when it is released or has failed. `settled`: also when it is active or stopped, or its release is blocked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub until: Option<String>,
 }

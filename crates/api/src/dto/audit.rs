@@ -15,7 +15,7 @@ pub struct AuditRow {
     pub actor: String,
     /// Action, such as `task.create`.
     pub action: String,
-    /// Id of what was acted on.
+    /// Id of the object of the action.
     pub target: String,
     /// Correlation id of the request.
     pub correlation_id: String,
@@ -27,7 +27,7 @@ pub struct AuditRow {
     pub hash: String,
 }
 
-/// Filter of a list of audit entries, oldest first.
+/// Filter for a list of audit entries, oldest first.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AuditQuery {

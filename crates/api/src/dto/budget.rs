@@ -24,12 +24,12 @@ pub struct BudgetScope {
     pub share: u32,
 }
 
-/// A temporary increase of the budget, for one hour. Only a person who signed in can request it.
+/// A temporary increase of the budget, for one hour. Needs a sign-in or the server's local socket; API tokens cannot request it.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct BudgetLift {
     /// Number of additional commands, 1 to 100,000.
     pub count: u32,
-    /// Reason, kept in the audit log.
+    /// Reason, recorded in the audit log.
     pub reason: String,
 }

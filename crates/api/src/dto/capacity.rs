@@ -70,7 +70,7 @@ pub struct NodeCapacity {
     pub node_name: String,
     /// One row per GPU model.
     pub rows: Vec<CapacityRow>,
-    /// Tasks that its host's policy does not allow, of those that its slots or the whole machine need: they are not given out.
+    /// Tasks that its slots or the whole machine need but the host's policy does not allow. While there are any, they are not leased.
     #[serde(default)]
     pub host_policy_denies: Vec<String>,
 }
@@ -86,10 +86,10 @@ pub struct Machine {
     pub state: Open<MachineState>,
     /// Reason for the state; empty while available.
     pub reason: String,
-    /// The allocation that holds the machine, or whose remains are on it.
+    /// The allocation that holds the machine, or of which something is left on it.
     #[serde(default)]
     pub allocation_id: Option<AllocationId>,
-    /// The highest fencing number that was ever issued for it.
+    /// The highest lease epoch that was ever issued for it.
     pub lease_epoch: u64,
     /// The last task that created or removed a user on it.
     #[serde(default)]
@@ -113,7 +113,7 @@ pub struct MachineOffer {
     pub ssh_address: Option<SshAddress>,
 }
 
-/// Filter of a list of machines.
+/// Filter for a list of machines.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MachineListQuery {

@@ -103,7 +103,7 @@ pub struct SkuCreate {
     pub price_per_hour: Money,
 }
 
-/// Changes of a product. Absent fields stay as they are.
+/// Changes to a product. Absent fields stay as they are.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SkuChange {

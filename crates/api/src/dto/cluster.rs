@@ -7,7 +7,7 @@ use gpuaas_contract::time::{OptionalRfc3339, Rfc3339, Timestamp};
 /// The installation: its identity, version and certificate authority.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct ClusterInfo {
-    /// The cluster.
+    /// Id of the cluster.
     pub cluster_id: ClusterId,
     /// Pin of the CA: hex SHA-256 of its root certificate (DER).
     pub ca_sha256: String,
@@ -20,17 +20,17 @@ pub struct ClusterInfo {
     pub version: String,
     /// Address that agents connect to, `host:port`.
     pub link_address: String,
-    /// The listeners with TLS of the server process that answers.
+    /// The TLS listeners of the server process that answers the request.
     #[serde(default)]
     pub listeners: Vec<ListenerInfo>,
     /// `sqlite` or `postgres`.
     pub store: String,
-    /// The server's clock.
+    /// Current time of the server.
     #[serde(with = "Rfc3339")]
     pub server_time: Timestamp,
 }
 
-/// A listener of a server process, with the certificate that it shows.
+/// A listener of a server process, with the certificate that it presents.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct ListenerInfo {
     /// `link`, where agents connect, or `api`.
@@ -44,7 +44,7 @@ pub struct ListenerInfo {
     /// When the server replaces it; absent for a certificate from a file, which an operator replaces.
     #[serde(default, skip_serializing_if = "Option::is_none", with = "OptionalRfc3339")]
     pub certificate_renews_at: Option<Timestamp>,
-    /// Why it could not be replaced when that was last tried.
+    /// Why the last attempt to replace it failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub renewal_error: Option<String>,
 }

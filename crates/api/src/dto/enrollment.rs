@@ -26,7 +26,7 @@ pub struct Enrollment {
     /// Address of the host: an IPv4 address, or the /64 network of an IPv6 address.
     #[serde(default)]
     pub address: String,
-    /// Reason of the rejection.
+    /// Reason for the rejection.
     pub reason: String,
     /// The node that was created.
     #[serde(default)]
@@ -34,7 +34,7 @@ pub struct Enrollment {
     /// The node that already has this fingerprint and that approval replaces. Only for open requests.
     #[serde(default)]
     pub existing_node: Option<ExistingNode>,
-    /// The node that it may replace, as approved by an operator.
+    /// The node that the host may replace, as approved by an operator.
     #[serde(default)]
     pub replace_node: Option<NodeId>,
     /// When the host sent the request.
@@ -66,7 +66,7 @@ pub struct ExistingNode {
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct EnrollmentApprove {
-    /// Reason, kept in the audit log.
+    /// Reason, recorded in the audit log.
     #[serde(default)]
     pub reason: String,
     /// The node that the host may replace; must be the one in `existing_node`.
@@ -74,7 +74,7 @@ pub struct EnrollmentApprove {
     pub replace_node: Option<NodeId>,
 }
 
-/// Filter of a list of enrollment requests.
+/// Filter for a list of enrollment requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct EnrollmentListQuery {
@@ -104,16 +104,16 @@ pub struct JoinToken {
     /// When it expires.
     #[serde(with = "Rfc3339")]
     pub expires_at: Timestamp,
-    /// How many hosts it enrolls at most.
+    /// Maximum number of hosts that it enrolls.
     #[serde(default = "one_use")]
     pub uses: u32,
-    /// How many more hosts it enrolls, while its state is `open`.
+    /// Number of hosts that it can still enroll, while its state is `open`.
     #[serde(default)]
     pub left: u32,
-    /// When it was used last.
+    /// When it was last used.
     #[serde(default, with = "OptionalRfc3339")]
     pub used_at: Option<Timestamp>,
-    /// The node that used it last.
+    /// The node that last used it.
     #[serde(default)]
     pub used_by: Option<NodeId>,
     /// The nodes that joined with it, in order.
@@ -135,7 +135,7 @@ const fn one_use() -> u32 {
 /// A node that joined with a token.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct JoinedNode {
-    /// The node.
+    /// The node that joined.
     pub node_id: NodeId,
     /// When it joined.
     #[serde(with = "Rfc3339")]
@@ -149,7 +149,7 @@ pub struct JoinTokenCreate {
     /// Note of the operator.
     #[serde(default)]
     pub note: String,
-    /// Lifetime in seconds; at most and by default 15 minutes.
+    /// Lifetime in seconds, at most 900; 900 by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub life_seconds: Option<u64>,
     /// How many hosts it enrolls, 1 to 1000; 1 by default.

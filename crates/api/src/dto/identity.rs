@@ -8,7 +8,7 @@ use gpuaas_contract::state::CallerKind;
 /// The caller as the server sees them, and their roles.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct WhoAmI {
-    /// Kind of caller or member.
+    /// Kind of caller.
     pub kind: Open<CallerKind>,
     /// Id; `local-admin` for a caller on the local socket.
     pub id: String,

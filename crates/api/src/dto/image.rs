@@ -61,7 +61,7 @@ impl Image {
     }
 }
 
-/// Filter of a list of images.
+/// Filter for a list of images.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ImageListQuery {

@@ -12,7 +12,7 @@ pub struct MaintenanceWindow {
     pub id: MaintenanceId,
     /// Summary that tenants read.
     pub summary: String,
-    /// The nodes.
+    /// The nodes that are maintained.
     pub nodes: Vec<NodeId>,
     /// State of the window.
     pub state: Open<MaintenanceState>,
@@ -32,7 +32,7 @@ pub struct MaintenanceWindow {
     pub cancelled_at: Option<Timestamp>,
 }
 
-/// Filter of a list of maintenance windows.
+/// Filter for a list of maintenance windows.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MaintenanceListQuery {
@@ -66,7 +66,7 @@ pub struct MaintenanceCreate {
     pub ends_at: Timestamp,
 }
 
-/// What has to end before a node is empty.
+/// The allocations that have to end before a node is empty.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct DrainPreview {
     /// Id of the node.
@@ -75,9 +75,9 @@ pub struct DrainPreview {
     pub node_name: String,
     /// The allocations on the node, by the end of their lease; those without an end come last.
     pub allocations: Vec<DrainAllocation>,
-    /// Number of free slots, which leave service at once.
+    /// Number of free slots, which leave service immediately.
     pub slots_free: u32,
-    /// Summary of the consequences.
+    /// Summary of the consequences of draining the node.
     pub note: String,
 }
 
@@ -97,6 +97,6 @@ pub struct DrainAllocation {
     /// End of its lease; null if it has no end.
     #[serde(default, with = "OptionalRfc3339")]
     pub expires_at: Option<Timestamp>,
-    /// Why the node is not empty before it ends.
+    /// Why it has to end before the node is empty.
     pub why: String,
 }

@@ -9,9 +9,9 @@ use gpuaas_contract::time::{OptionalRfc3339, Rfc3339, Timestamp};
 /// A role of a user or service account on the platform, in an organization or in a project.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct Member {
-    /// The membership's id.
+    /// Id of the membership.
     pub id: MembershipId,
-    /// Kind of caller or member.
+    /// Kind of member.
     pub kind: Open<MemberKind>,
     /// The user, if the member is a user.
     #[serde(default)]

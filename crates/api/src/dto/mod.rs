@@ -170,7 +170,7 @@ impl<T: Named> schemars::JsonSchema for StateFilter<T> {
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Reason {
-    /// Reason, kept in the audit log; may be empty.
+    /// Reason, recorded in the audit log; may be empty.
     #[serde(default)]
     pub reason: String,
 }

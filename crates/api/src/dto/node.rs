@@ -44,7 +44,7 @@ pub struct Node {
     /// When its newest certificate expires.
     #[serde(default, with = "OptionalRfc3339")]
     pub certificate_not_after: Option<Timestamp>,
-    /// Rejoins after expiry since the last regular renewal.
+    /// Number of rejoins with an expired certificate since the last regular renewal.
     pub rejoins: u32,
     /// When it was last enrolled.
     #[serde(with = "Rfc3339")]
@@ -66,9 +66,9 @@ pub struct NodeSession {
     /// When the link was opened.
     #[serde(with = "Rfc3339")]
     pub since: Timestamp,
-    /// The start of the agent process.
+    /// Id of the agent process; new at every start of the agent.
     pub agent_instance_id: AgentInstanceId,
-    /// The boot of the host.
+    /// Id of the boot of the host.
     pub boot_id: String,
 }
 
@@ -153,23 +153,23 @@ impl From<GuestMetrics> for NodeGuestMetrics {
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NodeRetire {
-    /// Reason, kept in the audit log; may be empty.
+    /// Reason, recorded in the audit log; may be empty.
     #[serde(default)]
     pub reason: String,
-    /// Retires the node even if tenants have allocations on it. They lose them, and the allocations say so.
+    /// Retires the node even if tenants have allocations on it. The tenants lose these allocations, which show the reason.
     #[serde(default)]
     pub force: bool,
 }
 
-/// Changes of a node.
+/// Changes to a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NodeChange {
-    /// Its new name: 1 to 253 letters, digits, dashes, dots and underscores.
+    /// New name: 1 to 253 letters, digits, dashes, dots and underscores.
     pub name: String,
 }
 
-/// Filter of a list of nodes.
+/// Filter for a list of nodes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NodeListQuery {

@@ -25,7 +25,7 @@ pub struct Organization {
     pub etag: String,
 }
 
-/// Filter of a list of organizations.
+/// Filter for a list of organizations.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct OrganizationListQuery {
@@ -57,7 +57,7 @@ pub struct OrganizationCreate {
     pub owner_email: Option<String>,
 }
 
-/// Changes of an organization. Absent fields stay as they are.
+/// Changes to an organization. Absent fields stay as they are.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct OrganizationChange {

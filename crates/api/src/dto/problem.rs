@@ -20,7 +20,7 @@ pub struct Problem {
     /// What is wrong and what to do next.
     #[serde(default)]
     pub detail: String,
-    /// Faults of the body; empty if the problem is elsewhere.
+    /// Faults in the body; empty if the problem is elsewhere.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub faults: Vec<Fault>,
     /// Correlation id of the request, which is also in the log of the server.
@@ -28,7 +28,7 @@ pub struct Problem {
     pub correlation_id: Option<String>,
 }
 
-/// A fault of a body.
+/// A fault in the body of a request.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct Fault {
     /// JSON pointer (RFC 6901) into the body; empty for the body as a whole.

@@ -33,14 +33,14 @@ pub struct Project {
     pub etag: String,
 }
 
-/// Filter of a list of projects.
+/// Filter for a list of projects.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ProjectListQuery {
     /// Only items of this organization, by id or name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub organization: Option<String>,
-    /// Only projects with this name. Several organizations may have one.
+    /// Only projects with this name. Several organizations may have a project of the same name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     /// Returns the items after this one: [`super::Page::next`] of the previous page.
@@ -68,7 +68,7 @@ pub struct ProjectCreate {
     pub owner_email: Option<String>,
 }
 
-/// Changes of a project. Absent fields stay as they are.
+/// Changes to a project. Absent fields stay as they are.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ProjectChange {

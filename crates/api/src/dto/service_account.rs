@@ -46,14 +46,14 @@ pub struct ApiKey {
     pub id: ApiTokenId,
     /// The service account that owns it.
     pub service_account_id: ServiceAccountId,
-    /// The project that account acts for.
+    /// The project that the service account acts for.
     pub project_id: ProjectId,
     /// Display name.
     pub name: String,
     /// The key that created it, if no person did. It is valid only as long as its parent.
     #[serde(default)]
     pub parent_id: Option<ApiTokenId>,
-    /// Who created it, as the audit log names them. A key ends with the person who created it.
+    /// Who created it, as the audit log names them. A key is revoked when the person who created it is deleted.
     #[serde(default)]
     pub created_by: Option<String>,
     /// Scopes that limit it, such as `allocation.*` or `*.read`; null for all permissions of the account.

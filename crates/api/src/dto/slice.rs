@@ -11,7 +11,7 @@ use gpuaas_contract::time::{OptionalRfc3339, Timestamp};
 
 use super::{Slot, Task};
 
-/// A guest and the slots it has.
+/// A guest and its slots.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct Slice {
     /// Id of the slice.
@@ -32,13 +32,13 @@ pub struct Slice {
     /// When it was requested.
     #[serde(default, with = "OptionalRfc3339")]
     pub created_at: Option<Timestamp>,
-    /// The slots it has, or on which remains of it are, by index.
+    /// The slots that it has, or on which something of it is left, by index.
     pub slots: Vec<Slot>,
     /// Its last tasks, newest first; only the last one in a list of slices.
     pub tasks: Vec<Task>,
 }
 
-/// Filter of a list of slices, oldest first.
+/// Filter for a list of slices, oldest first.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SliceListQuery {
@@ -74,7 +74,7 @@ pub struct SliceCreate {
     pub node: String,
     /// Slots of the slice: 1 to 16, all on that node.
     pub slots: Vec<SlotName>,
-    /// What the guest is.
+    /// Specification of the guest.
     #[serde(flatten)]
     pub guest: GuestSpec,
 }
@@ -118,7 +118,7 @@ pub struct SliceConsole {
     pub follow_seconds: Option<u32>,
 }
 
-/// The slice, and the task that carries out the request.
+/// A slice, and the task that carries out the request.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct SliceOrder {
     /// The slice.

@@ -27,13 +27,13 @@ pub struct Slot {
     pub state: Open<SlotState>,
     /// Reason for the state; empty while available.
     pub reason: String,
-    /// Reason of a quarantine. A slot that is in use stays with its slice and is quarantined once it is clean.
+    /// Reason for the quarantine. A slot that is in use stays with its slice and is quarantined once it is clean.
     #[serde(default)]
     pub quarantine: Option<String>,
-    /// The slice that holds the slot, or whose remains are on it.
+    /// The slice that holds the slot, or of which something is left on it.
     #[serde(default)]
     pub allocation_id: Option<AllocationId>,
-    /// The highest fencing number that was ever issued for it.
+    /// The highest lease epoch that was ever issued for it.
     #[serde(default)]
     pub lease_epoch: u64,
     /// The last task that created a guest on it or cleaned it up.
@@ -51,7 +51,7 @@ pub struct Slot {
     pub created_at: Timestamp,
 }
 
-/// Filter of a list of slots.
+/// Filter for a list of slots.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SlotListQuery {
@@ -79,7 +79,7 @@ pub struct Topology {
     pub proposal: Option<TopologyProposal>,
     /// The node's slots, by index.
     pub slots: Vec<Slot>,
-    /// Tasks that the host's policy does not allow, of those that slots need: no slot of the node is given out while there are any.
+    /// Tasks that slots need but the host's policy does not allow. While there are any, no slot of the node is leased.
     #[serde(default)]
     pub host_policy_denies: Vec<String>,
 }

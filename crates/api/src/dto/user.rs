@@ -28,12 +28,12 @@ pub struct User {
     /// When the user was deactivated.
     #[serde(default, with = "OptionalRfc3339")]
     pub deactivated_at: Option<Timestamp>,
-    /// When they were deleted.
+    /// When the user was deleted.
     #[serde(default, with = "OptionalRfc3339")]
     pub deleted_at: Option<Timestamp>,
 }
 
-/// Filter of a list of users.
+/// Filter for a list of users.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct UserListQuery {

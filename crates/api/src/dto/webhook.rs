@@ -66,7 +66,7 @@ impl std::fmt::Debug for WebhookCreated {
     }
 }
 
-/// Changes of a webhook. Absent fields stay as they are.
+/// Changes to a webhook. Absent fields stay as they are.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct WebhookChange {
@@ -144,7 +144,7 @@ pub struct Delivery {
     pub expires_at: Timestamp,
 }
 
-/// Filter of a list of deliveries, newest first.
+/// Filter for a list of deliveries, newest first.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DeliveryListQuery {

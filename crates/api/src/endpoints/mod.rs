@@ -31,14 +31,14 @@ use crate::dto::{
 };
 use crate::routes::{self, EVENT_ALLOCATION, EVENT_CLOUD_EVENT, EVENT_PROGRESS, EVENT_TASK};
 
-/// What a request for an allocation answers if it creates none now: the one it created before, or a plan.
+/// Response to a request that creates no allocation: the allocation that an earlier request created, or the plan of a dry run.
 #[derive(serde::Deserialize, JsonSchema)]
 #[serde(untagged)]
 #[allow(dead_code, reason = "only its schema is used")]
 enum MadeOrPlanned {
-    /// Created before, under the same idempotency key.
+    /// The allocation that an earlier request with the same idempotency key created.
     Made(Box<Allocation>),
-    /// A dry run.
+    /// The plan of a dry run.
     Planned(AllocationPlan),
 }
 

@@ -370,7 +370,7 @@ macro_rules! for_each_endpoint {
             "Capacity":
             CAPACITY = "/api/v1/capacity" () {
                 capacity: Get => fleet::capacity, CapacityRead of Platform,
-                    "Shows how many slots there are, how many work and how many are free.",
+                    "Shows how many slots exist, how many are healthy and how many are free.",
                     (answer<Capacity>);
             }
             NODE_MACHINE_OFFER = "/api/v1/nodes/{node}/machine/offer" (node) {
@@ -398,7 +398,7 @@ macro_rules! for_each_endpoint {
             }
             MAINTENANCE_WINDOW = "/api/v1/maintenance-windows/{maintenance}" (maintenance) {
                 maintenance_cancel: Delete => fleet::cancel, MaintenanceManage of Platform,
-                    "Cancels a maintenance window and notifies the same tenants.",
+                    "Cancels a maintenance window and notifies the tenants that it affects.",
                     (answer<MaintenanceWindow>);
             }
             NODE_DRAIN_PREVIEW = "/api/v1/nodes/{node}/drain-preview" (node) {
@@ -476,7 +476,7 @@ macro_rules! for_each_endpoint {
             }
             SLOT_FORCE_CLEANUP = "/api/v1/slots/{slot}/force-cleanup" (slot) {
                 slot_force_cleanup: Post => slices::force_cleanup, PlatformOperate of Platform,
-                    "Cleans up the remains of a slice on a slot. Frees the slot only with a complete proof.",
+                    "Cleans up what is left of a slice on a slot. Frees the slot only with a complete cleanup proof.",
                     (body<Reason> creates<SliceOrder> or_finds<SliceOrder>);
             }
 
@@ -493,7 +493,7 @@ macro_rules! for_each_endpoint {
             }
             SLICE_RELEASE = "/api/v1/slices/{slice}/release" (slice) {
                 slice_release: Post => slices::release, PlatformOperate of Platform,
-                    "Releases a slice: ends its guest, cleans up and frees its slots.",
+                    "Releases a slice: removes its guest, cleans up and frees its slots.",
                     (body<SliceRelease> creates<SliceOrder> or_finds<SliceOrder>);
             }
             SLICE_POWER = "/api/v1/slices/{slice}/power" (slice) {
@@ -550,7 +550,7 @@ macro_rules! for_each_endpoint {
             }
             ENROLLMENT_APPROVE = "/api/v1/enrollments/{enrollment}/approve" (enrollment) {
                 enrollment_approve: Post => enrollments::approve, PlatformOperate of Platform,
-                    "Approves an enrollment request. A host that is a node already needs `replace_node`.",
+                    "Approves an enrollment request. If the host is already a node, `replace_node` is required.",
                     (body<EnrollmentApprove> answer<Enrollment>);
             }
             ENROLLMENT_REJECT = "/api/v1/enrollments/{enrollment}/reject" (enrollment) {
@@ -567,7 +567,7 @@ macro_rules! for_each_endpoint {
             }
             JOIN_TOKEN = "/api/v1/join-tokens/{token}" (token) {
                 join_token_revoke: Delete => enrollments::token_revoke, PlatformOperate of Platform,
-                    "Revokes a join token: it enrolls no more hosts. Nodes that joined with it stay.",
+                    "Revokes a join token, which then enrolls no more hosts. Nodes that joined with it stay.",
                     (answer<JoinToken>);
             }
 
@@ -595,7 +595,7 @@ macro_rules! for_each_endpoint {
                     (answer<Page<SigningKey>>);
             }
             SIGNING_KEYS_ROTATE = "/api/v1/signing-keys/rotate" () {
-                signing_keys_rotate: Post => access::rotate, PlatformAdmin of Platform, "Starts to sign with the next key.",
+                signing_keys_rotate: Post => access::rotate, PlatformAdmin of Platform, "Starts signing with the next key.",
                     (answer<Page<SigningKey>>);
             }
             SIGNING_KEY_REVOKE = "/api/v1/signing-keys/{key}/revoke" (key) {
@@ -622,7 +622,7 @@ macro_rules! for_each_endpoint {
             }
             BUDGET_LIFT = "/api/v1/cluster/budget/lift" () {
                 budget_lift: Post => budget::lift, PlatformAdmin of Platform,
-                    "Raises the budget of destructive commands for an hour. Only a person can do that.",
+                    "Raises the budget of destructive commands for an hour. Needs a sign-in or the local socket; API tokens cannot do it.",
                     (body<BudgetLift> answer<Budget>);
             }
             CLUSTER = "/api/v1/cluster" () {
