@@ -87,7 +87,7 @@ fn wants_json(words: impl Iterator<Item = String>) -> bool {
 /// Options of every command.
 #[derive(Clone, Default, Args)]
 pub(crate) struct Global {
-    /// Format of the result. Nothing but the result is on stdout.
+    /// Output format. Only the result is printed to stdout.
     #[arg(short, long, global = true, value_enum, default_value_t, help_heading = "Global options")]
     pub(crate) output: Format,
     /// Show only these columns of a list, by header or by field of the document, such as `name,state,facts.kernel`.
@@ -154,7 +154,7 @@ pub(crate) enum Command {
     Server(Box<crate::server::ServerArgs>),
     /// Sign in with the browser on this machine, or with a code on another one.
     Login(login::LoginArgs),
-    /// End the sign-in of this profile.
+    /// Sign out of this profile.
     Logout,
     /// Show who you are and which roles you have.
     Whoami,
@@ -242,7 +242,7 @@ pub(crate) enum Command {
     ///
     /// For example: gpuaas api GET '/api/v1/nodes?limit=5'
     Api(api::ApiArgs),
-    /// Write a file with what support needs: versions, nodes, failed tasks, metrics, events. Secrets are left out.
+    /// Write a file for support: versions, nodes, failed tasks, metrics, events. Secrets are left out.
     ///
     /// For example: gpuaas support-bundle --file bundle.tar.gz
     SupportBundle(crate::support::BundleArgs),

@@ -10,7 +10,7 @@ use crate::error::CliError;
 /// The certificate authority of a cluster.
 #[derive(Debug, Args)]
 pub(crate) struct CaArgs {
-    /// CA for the certificates of nodes and of the link. A cluster keeps the one it was created with.
+    /// CA for the certificates of nodes and of the link. A cluster keeps the CA that it was created with.
     #[arg(long, env = "GPUAAS_CA", value_enum, default_value_t)]
     ca: CaChoice,
     /// URL of step-ca: `https://host:port`.
@@ -30,10 +30,10 @@ pub(crate) struct CaArgs {
     step_ca_key: Option<PathBuf>,
 }
 
-/// Which certificate authority.
+/// Certificate authority of the cluster.
 #[derive(Clone, Copy, Debug, Default, ValueEnum)]
 enum CaChoice {
-    /// Keys in the data folder.
+    /// A built-in CA, with its keys in the data folder.
     #[default]
     BuiltIn,
     /// A step-ca; the control plane holds no CA key.

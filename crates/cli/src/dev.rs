@@ -43,13 +43,13 @@ pub(crate) struct DevArgs {
     /// Folder for data, kept between starts [default: ~/.local/share/gpuaas/dev].
     #[arg(long, env = "GPUAAS_DEV_DIR", value_name = "DIR", conflicts_with = "ephemeral")]
     data_dir: Option<PathBuf>,
-    /// Use a temporary folder that is removed at the end.
+    /// Use a temporary folder that is removed on exit.
     #[arg(long)]
     ephemeral: bool,
-    /// Port of REST on 127.0.0.1.
+    /// Port of the REST API on 127.0.0.1.
     #[arg(long, value_name = "PORT", default_value_t = 8080)]
     api_port: u16,
-    /// Port for agents on 127.0.0.1.
+    /// Port that agents connect to on 127.0.0.1.
     #[arg(long, value_name = "PORT", default_value_t = 8443)]
     link_port: u16,
     /// Log filter, such as `info`. Logs go to stderr.

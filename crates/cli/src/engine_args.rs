@@ -64,13 +64,13 @@ pub(crate) struct EngineArgs {
     temporal_step_timeout: u64,
 }
 
-/// Who remembers the runs of allocations.
+/// Where the workflows of allocations run.
 #[derive(Clone, Copy, Debug, Default, ValueEnum)]
 enum Workflow {
-    /// This server and its database.
+    /// In this server and its database.
     #[default]
     Embedded,
-    /// A Temporal server.
+    /// In a Temporal server.
     Temporal,
 }
 

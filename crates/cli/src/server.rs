@@ -70,7 +70,7 @@ pub(crate) struct ServerArgs {
     /// PEM file with the certificate authorities for --issuer [default: the system's].
     #[arg(long, value_name = "FILE")]
     issuer_ca: Option<PathBuf>,
-    /// Disable the built-in issuer: nobody signs in with a password of this server.
+    /// Disable the built-in issuer: nobody can sign in with a password of this server.
     #[arg(long)]
     no_built_in_issuer: bool,
     #[command(flatten)]
@@ -93,7 +93,7 @@ pub(crate) struct ServerArgs {
     log: String,
 }
 
-/// How REST is protected.
+/// TLS of the REST listener.
 #[derive(Clone, Copy, Debug, Default, ValueEnum)]
 enum TlsChoice {
     /// Plain HTTP, on a loopback address only.
@@ -103,10 +103,10 @@ enum TlsChoice {
     BuiltIn,
 }
 
-/// Form of log lines.
+/// Format of the log.
 #[derive(Clone, Copy, Debug, Default, ValueEnum)]
 pub(crate) enum LogFormat {
-    /// For people.
+    /// Text for people.
     #[default]
     Text,
     /// One JSON object per line.

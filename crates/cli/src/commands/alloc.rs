@@ -35,10 +35,10 @@ pub(crate) enum AllocCommand {
     /// List allocations that have not ended.
     #[command(alias = "list")]
     Ls(AllocationListArgs),
-    /// Show an allocation: its state, how to sign in, what it costs.
+    /// Show an allocation: its state, how to sign in, its price.
     #[command(alias = "get")]
     Show(Named),
-    /// Stop a guest. It keeps its place, disk, address and price.
+    /// Stop a guest. It keeps its slots, disk, address and price.
     Stop(Power),
     /// Start a stopped guest, and wait until it answers by SSH.
     Start(Power),
@@ -48,10 +48,10 @@ pub(crate) enum AllocCommand {
     Extend {
         /// The allocation.
         allocation: String,
-        /// How much later it ends, such as `2h`.
+        /// How long to extend the lease, such as `2h`.
         #[arg(long, value_name = "TIME", value_parser = duration::parse, required_unless_present = "forever", conflicts_with = "forever")]
         by: Option<Duration>,
-        /// Remove the end: the lease lasts until it is released.
+        /// Remove the end of the lease: it lasts until the allocation is released.
         #[arg(long)]
         forever: bool,
         /// Idempotency key: repeating the command with the same key extends the lease once.
@@ -62,12 +62,12 @@ pub(crate) enum AllocCommand {
     Release {
         /// The allocation.
         allocation: String,
-        /// Why; kept in its history.
+        /// Reason, recorded in the history of the allocation.
         #[arg(long, default_value = "")]
         reason: String,
         #[command(flatten)]
         confirm: ConfirmArgs,
-        /// Return at once instead of waiting for the result.
+        /// Return immediately instead of waiting for the result.
         #[arg(long)]
         no_wait: bool,
     },
@@ -75,10 +75,10 @@ pub(crate) enum AllocCommand {
     Retry {
         /// The allocation.
         allocation: String,
-        /// How long it waits for a free place, such as `10m`.
+        /// How long to wait for free capacity, such as `10m`.
         #[arg(long, value_name = "TIME", value_parser = duration::parse)]
         queue: Option<Duration>,
-        /// Return at once instead of waiting for the result.
+        /// Return immediately instead of waiting for the result.
         #[arg(long)]
         no_wait: bool,
     },
@@ -108,7 +108,7 @@ pub(crate) enum AllocCommand {
     SshConfig {
         /// The allocation.
         allocation: String,
-        /// Write it to ~/.ssh/gpuaas_config instead of printing it.
+        /// Write the block to ~/.ssh/gpuaas_config instead of printing it.
         #[arg(long)]
         write: bool,
     },
@@ -126,7 +126,7 @@ pub(crate) enum AllocCommand {
         /// Tags to set.
         #[arg(value_name = "KEY=VALUE", value_parser = alloc_create::tag, required_unless_present = "remove")]
         tags: Vec<(String, String)>,
-        /// A tag to remove; can be given several times.
+        /// Tag to remove; repeatable.
         #[arg(long, value_name = "KEY")]
         remove: Vec<String>,
     },
@@ -144,7 +144,7 @@ pub(crate) struct Named {
 pub(crate) struct Power {
     /// The allocation.
     allocation: String,
-    /// Return at once instead of waiting for the result.
+    /// Return immediately instead of waiting for the result.
     #[arg(long)]
     no_wait: bool,
 }

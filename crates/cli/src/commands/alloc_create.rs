@@ -49,13 +49,13 @@ pub(crate) struct CreateArgs {
     /// On a whole machine: allow the user to become root, if the host's policy permits it.
     #[arg(long)]
     sudo: bool,
-    /// Show the expected result without creating anything: whether it fits, its price, and for operators its place.
+    /// Show the expected result without creating anything: whether it fits, its price, and for operators its node and slots.
     #[arg(long)]
     dry_run: bool,
-    /// Return at once instead of waiting until it is active.
+    /// Return immediately instead of waiting until the allocation is active.
     #[arg(long, conflicts_with = "watch")]
     no_wait: bool,
-    /// Continue to print progress after it is active, until it ends or Ctrl-C.
+    /// Continue to print progress after the allocation is active, until it ends or Ctrl-C.
     #[arg(long)]
     watch: bool,
     /// Idempotency key: repeating the command with the same key finds the same allocation instead of creating another one.

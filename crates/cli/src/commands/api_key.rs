@@ -32,11 +32,11 @@ pub(crate) enum KeyCommand {
         /// [default: everything that the account is allowed to do].
         #[arg(long = "scope", value_name = "SCOPE")]
         scopes: Vec<String>,
-        /// How long it is valid, such as `90d` [default: until it is revoked].
+        /// How long the key is valid, such as `90d` [default: until it is revoked].
         #[arg(long, value_name = "TIME", value_parser = duration::parse)]
         life: Option<Duration>,
     },
-    /// List the keys of a service account, or of all of them.
+    /// List the keys of a service account, or of all service accounts.
     #[command(alias = "list")]
     Ls {
         /// The service account.
@@ -44,7 +44,7 @@ pub(crate) enum KeyCommand {
         #[command(flatten)]
         list: ListArgs,
     },
-    /// Revoke a key. Takes effect at once. Asks for its id first.
+    /// Revoke a key. Takes effect immediately. Asks for its id first.
     Revoke {
         /// The service account.
         account: String,

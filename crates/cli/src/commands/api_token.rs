@@ -27,14 +27,14 @@ pub(crate) enum TokenCommand {
         /// log and the state of the platform).
         #[arg(long, default_value_t = PlatformRole::Support)]
         role: PlatformRole,
-        /// How long it is valid, such as `90d` [default: until it is revoked].
+        /// How long the token is valid, such as `90d` [default: until it is revoked].
         #[arg(long, value_name = "TIME", value_parser = crate::duration::parse)]
         life: Option<std::time::Duration>,
     },
     /// List API tokens.
     #[command(alias = "list")]
     Ls(ListArgs),
-    /// Revoke an API token. Takes effect at once. Asks for its id first.
+    /// Revoke an API token. Takes effect immediately. Asks for its id first.
     Revoke {
         /// Token: its id, a unique prefix of it, or a unique name.
         #[arg(value_name = "TOKEN")]

@@ -25,14 +25,14 @@ pub(crate) enum BudgetCommand {
     /// Show the hourly limit and how much of it is used.
     #[command(alias = "get")]
     Show,
-    /// Allow more for an hour. Requires a sign-in or the server's local socket; API tokens cannot do it.
+    /// Allow more destructive commands for an hour. Requires a sign-in or the server's local socket; API tokens cannot do it.
     ///
     /// For example: gpuaas cluster budget lift --count 200 --reason "rack 7 moves out"
     Lift {
-        /// How many more.
+        /// Number of additional destructive commands.
         #[arg(long)]
         count: u32,
-        /// Why; kept in the audit log.
+        /// Reason, recorded in the audit log.
         #[arg(long)]
         reason: String,
     },

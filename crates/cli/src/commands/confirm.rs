@@ -12,7 +12,7 @@ pub(crate) const CONFIRMED: &str = "confirmed";
 /// For commands that cannot be undone.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub(crate) struct ConfirmArgs {
-    /// Confirm in advance: do not ask for the name. Required without a terminal.
+    /// Do not ask for confirmation. Required without a terminal.
     #[arg(id = CONFIRMED, short = 'y', long = "yes")]
     yes: bool,
 }

@@ -26,7 +26,7 @@ const PLACES: [&str; 3] = ["allocation_id", "project_id", "organization_id"];
 /// Which events to print.
 #[derive(Debug, clap::Args)]
 pub(crate) struct EventsArgs {
-    /// Continue with new events until Ctrl-C. Without it, stored events are printed.
+    /// Continue with new events until Ctrl-C. Without it, only stored events are printed.
     #[arg(short, long)]
     follow: bool,
     /// Print the events of the whole platform, for operators.

@@ -45,12 +45,12 @@ pub(crate) enum ImageCommand {
     },
 }
 
-/// What to make.
+/// The image to create.
 #[derive(Debug, clap::Args)]
 pub(crate) struct CreateArgs {
     /// Name: lower-case letters, digits and single dashes.
     name: String,
-    /// URL that hosts download it from.
+    /// URL that hosts download the image from.
     #[arg(long, value_name = "URL", required_unless_present = "path")]
     from: Option<String>,
     /// Path of a file in the hosts' image folder; only for images of the platform.
@@ -71,7 +71,7 @@ pub(crate) struct CreateArgs {
     /// Description.
     #[arg(long, default_value = "")]
     description: String,
-    /// Create it for everybody, for operators.
+    /// Create the image for everybody, for operators.
     #[arg(long)]
     platform: bool,
 }

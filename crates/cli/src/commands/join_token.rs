@@ -23,10 +23,10 @@ pub(crate) enum JoinTokenCommand {
         /// Note, such as the host's name.
         #[arg(long, default_value = "")]
         note: String,
-        /// How long it is valid, at most 15m [default: 15m].
+        /// How long the token is valid, at most 15m [default: 15m].
         #[arg(long, value_name = "TIME", value_parser = duration::parse)]
         life: Option<Duration>,
-        /// How many hosts it enrolls, 1 to 1000.
+        /// Number of hosts that the token enrolls, 1 to 1000.
         #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
         uses: u32,
         /// Existing node with the same fingerprint that the host replaces, for a reinstalled machine.
@@ -36,7 +36,7 @@ pub(crate) enum JoinTokenCommand {
     /// List join tokens.
     #[command(alias = "list")]
     Ls(ListArgs),
-    /// Revoke a join token: it enrolls no more hosts. Nodes that joined with it stay. Asks for its id first.
+    /// Revoke a join token, which then enrolls no more hosts. Nodes that joined with it stay. Asks for its id first.
     Revoke {
         /// Token: its id, a unique prefix of it, or a unique note.
         #[arg(value_name = "TOKEN")]

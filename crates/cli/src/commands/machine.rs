@@ -22,7 +22,7 @@ pub(crate) enum MachineCommand {
     Offer {
         /// The node.
         node: String,
-        /// Address where tenants sign in, such as gpu7.example.com or 192.0.2.7:2222. Without it, they have to ask you.
+        /// SSH address for tenants, such as gpu7.example.com or 192.0.2.7:2222. Without it, they have to ask you for it.
         #[arg(long, value_name = "ADDRESS")]
         ssh_address: Option<SshAddress>,
     },
@@ -30,7 +30,7 @@ pub(crate) enum MachineCommand {
     Withdraw {
         /// The node.
         node: String,
-        /// Why; kept in the audit log.
+        /// Reason, recorded in the audit log.
         #[arg(long, default_value = "")]
         reason: String,
         #[command(flatten)]

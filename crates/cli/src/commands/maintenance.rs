@@ -40,7 +40,7 @@ pub(crate) enum MaintenanceCommand {
         /// Only windows of this node.
         #[arg(long)]
         node: Option<String>,
-        /// Include windows that have ended or were cancelled.
+        /// Include windows that have ended or were canceled.
         #[arg(short, long)]
         all: bool,
         #[command(flatten)]

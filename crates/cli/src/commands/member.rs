@@ -28,7 +28,7 @@ pub(crate) enum MemberCommand {
         /// `auditor`.
         #[arg(long)]
         role: MemberRole,
-        /// WHO is a service account of the project.
+        /// Treat WHO as the name of a service account of the project.
         #[arg(long)]
         service_account: bool,
         #[command(flatten)]

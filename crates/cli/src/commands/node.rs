@@ -45,7 +45,7 @@ pub(crate) enum NodeCommand {
     Approve {
         /// Request: its id, a unique prefix of it, or the host's name.
         request: String,
-        /// Why; kept in the audit log.
+        /// Reason, recorded in the audit log.
         #[arg(long, default_value = "")]
         reason: String,
         /// Existing node with the same fingerprint that the host replaces. The old identity ends.
@@ -56,7 +56,7 @@ pub(crate) enum NodeCommand {
     Reject {
         /// Request: its id, a unique prefix of it, or the host's name.
         request: String,
-        /// Why; the host is told.
+        /// Reason, shown to the host.
         #[arg(long, default_value = "")]
         reason: String,
     },
@@ -67,20 +67,20 @@ pub(crate) enum NodeCommand {
         /// New name.
         name: String,
     },
-    /// Drain a node: no new work, running tasks finish. Shows what is still on it and asks first on a terminal.
+    /// Drain a node: it gets no new work, and running tasks finish. Shows what is still on it and asks first on a terminal.
     Drain {
         #[command(flatten)]
         operation: Operation,
         /// Show what is still on the node without changing anything.
         #[arg(long)]
         preview: bool,
-        /// Do not ask.
+        /// Do not ask for confirmation.
         #[arg(short, long)]
         yes: bool,
     },
-    /// End draining: the node takes new work again.
+    /// Return a drained node to service: it gets new work again.
     Undrain(Operation),
-    /// Quarantine a suspect node: no new work.
+    /// Quarantine a suspect node: it gets no new work.
     Quarantine(Operation),
     /// End the quarantine of a node.
     Unquarantine(Operation),
@@ -90,7 +90,7 @@ pub(crate) enum NodeCommand {
     Retire {
         #[command(flatten)]
         operation: Operation,
-        /// Retire it even if tenants have allocations on it. They lose them and are notified.
+        /// Retire the node even if tenants have allocations on it. The tenants lose these allocations and are notified.
         #[arg(long)]
         force: bool,
         #[command(flatten)]
@@ -109,7 +109,7 @@ pub(crate) enum NodeCommand {
 pub(crate) struct Operation {
     /// The node.
     node: String,
-    /// Why; shown with the node and kept in the audit log.
+    /// Reason, shown with the node and recorded in the audit log.
     #[arg(long, default_value = "")]
     reason: String,
 }

@@ -13,14 +13,14 @@ use crate::tenants;
 /// Quotas: how much a project or an organization can have at once.
 #[derive(Debug, Subcommand)]
 pub(crate) enum QuotaCommand {
-    /// Show the limits and the use of a project, or with --org of an organization.
+    /// Show the limits and the usage of a project, or with --org of an organization.
     #[command(alias = "get")]
     Show {
         /// Use this organization instead of the project.
         #[arg(long)]
         org: Option<String>,
     },
-    /// Set limits of a project, or with --org of an organization. Limits that are not named do not change.
+    /// Set limits of a project, or with --org of an organization. Limits that are not given do not change.
     ///
     /// For example: gpuaas quota set --project acme/training --slots 16 --machines none
     Set {
@@ -32,7 +32,7 @@ pub(crate) enum QuotaCommand {
     },
 }
 
-/// What changes of a quota.
+/// Changes to a quota.
 #[derive(Debug, clap::Args)]
 #[group(required = true, multiple = true)]
 pub(crate) struct LimitChange {
@@ -78,7 +78,7 @@ impl LimitChange {
 /// How often a change is retried because the quota has changed meanwhile, which happens with every new allocation.
 const MAX_ATTEMPTS: u32 = 10;
 
-/// How much may be had at once.
+/// Limits of a quota.
 #[derive(Debug, clap::Args)]
 pub(crate) struct LimitArgs {
     /// Maximum number of allocations; no limit unless given.

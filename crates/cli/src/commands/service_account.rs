@@ -34,7 +34,7 @@ pub(crate) enum ServiceAccountCommand {
     /// List service accounts.
     #[command(alias = "list")]
     Ls(ListArgs),
-    /// Delete a service account and revoke its keys. Takes effect at once. Asks for its name first.
+    /// Delete a service account and revoke its keys. Takes effect immediately. Asks for its name first.
     #[command(alias = "rm")]
     Delete {
         /// The service account.

@@ -17,7 +17,7 @@ pub(crate) enum SigningKeyCommand {
     /// List the keys and their states.
     #[command(alias = "list")]
     Ls(WatchArgs),
-    /// Publish the next key, so that every node knows it before it signs anything.
+    /// Publish the next key, so that every node knows it before it is used to sign.
     Stage,
     /// Start signing with the staged key, or a new one. Nodes still accept what the old key has signed.
     Rotate,
@@ -25,7 +25,7 @@ pub(crate) enum SigningKeyCommand {
     Revoke {
         /// Key: its id, or a unique prefix of it.
         key: String,
-        /// Why; kept in the audit log.
+        /// Reason, recorded in the audit log.
         #[arg(long, default_value = "")]
         reason: String,
         #[command(flatten)]

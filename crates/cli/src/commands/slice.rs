@@ -95,10 +95,10 @@ pub(crate) struct PowerArgs {
     wait: WaitArgs,
 }
 
-/// Whether to wait.
+/// Options for waiting for the result.
 #[derive(Debug, clap::Args)]
 pub(crate) struct WaitArgs {
-    /// Return at once instead of waiting for the result.
+    /// Return immediately instead of waiting for the result.
     #[arg(long)]
     pub(super) no_wait: bool,
     /// Idempotency key: repeating the command with the same key finds the same task instead of creating another one.

@@ -16,7 +16,7 @@ use crate::{files, resolve};
 /// Largest file of SSH keys, in bytes.
 pub(super) const MAX_KEY_FILE: u64 = 256 * 1024;
 
-/// What to make, and where.
+/// The guest to create, and its slots.
 #[derive(Debug, clap::Args)]
 pub(crate) struct CreateArgs {
     /// Node: its id, a unique prefix of it, or its name.
@@ -58,16 +58,16 @@ pub(crate) struct CreateArgs {
     wait: WaitArgs,
 }
 
-/// What an image is.
+/// Format of an image.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 pub(super) enum Format {
-    /// qcow2.
+    /// qcow2 image.
     Qcow2,
     /// Raw disk image.
     Raw,
 }
 
-/// How the GPU's driver gets into a guest.
+/// How the GPU driver is installed in a guest.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 pub(super) enum Driver {
     /// Installed at first boot.

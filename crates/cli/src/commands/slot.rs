@@ -14,7 +14,7 @@ use crate::output::{Details, Table, View, text};
 use crate::pages::{self, MAX_ITEMS};
 use crate::resolve;
 
-/// Slots. A slot is named by its id, a unique prefix of it, or its place: NODE-NAME/INDEX.
+/// Slots. A slot is named by its id, a unique prefix of it, or its node and index: NODE-NAME/INDEX.
 #[derive(Debug, Subcommand)]
 pub(crate) enum SlotCommand {
     /// List slots.
@@ -46,7 +46,7 @@ pub(crate) enum SlotCommand {
     ForceCleanup {
         /// The slot.
         slot: String,
-        /// Why; kept in the audit log.
+        /// Reason, recorded in the audit log.
         #[arg(long, default_value = "")]
         reason: String,
         #[command(flatten)]
@@ -68,7 +68,7 @@ pub(crate) enum SlotCommand {
 pub(crate) struct Operation {
     /// The slot.
     slot: String,
-    /// Why; shown with the slot and kept in the audit log.
+    /// Reason, shown with the slot and recorded in the audit log.
     #[arg(long, default_value = "")]
     reason: String,
 }

@@ -65,15 +65,15 @@ pub(crate) enum TaskCommand {
         #[arg(long, value_name = "TIME", value_parser = time::parse_past)]
         since: Option<Timestamp>,
     },
-    /// Request that a task stops. It has ended when the node's receipt confirms it.
+    /// Request the cancellation of a task. It has ended when the node's receipt confirms it.
     Cancel {
         /// The task.
         task: String,
-        /// Why; kept in the audit log.
+        /// Reason, recorded in the audit log.
         #[arg(long, default_value = "")]
         reason: String,
     },
-    /// Check the signatures of a task's envelope and receipt. Exits with 1 if a check does not pass.
+    /// Check the signatures of a task's envelope and receipt. Exits with 1 if a check fails.
     ///
     /// Examples:
     ///   gpuaas task verify task_0198… --trust-root key_… --save evidence.json

@@ -43,7 +43,7 @@ pub(crate) enum TopologyCommand {
         /// Index of a slot; repeatable [default: all usable ones].
         #[arg(long = "slot", value_name = "INDEX")]
         slots: Vec<u32>,
-        /// Inspection that you have seen; refused if there is a newer one [default: the newest].
+        /// Task of the inspection that you reviewed; refused if there is a newer one [default: the newest].
         #[arg(long, value_name = "TASK")]
         task: Option<String>,
     },

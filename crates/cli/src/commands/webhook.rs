@@ -56,19 +56,19 @@ pub(crate) enum WebhookCommand {
         /// New description.
         #[arg(long)]
         description: Option<String>,
-        /// Kind of event, replacing those it has; repeatable.
+        /// Kind of event; replaces the existing kinds; repeatable.
         #[arg(long = "kind", value_name = "KIND", value_parser = KindParser, hide_possible_values = true)]
         kinds: Vec<String>,
         /// Send every kind of event.
         #[arg(long, conflicts_with = "kinds")]
         all_kinds: bool,
-        /// Enable it.
+        /// Enable the webhook.
         #[arg(long, conflicts_with = "disable")]
         enable: bool,
-        /// Disable it.
+        /// Disable the webhook.
         #[arg(long)]
         disable: bool,
-        /// Create a new secret, which is shown once. For 24 hours deliveries are signed with both.
+        /// Create a new secret, which is shown once. For 24 hours, deliveries are signed with both secrets.
         #[arg(long)]
         rotate_secret: bool,
     },
@@ -80,7 +80,7 @@ pub(crate) enum WebhookCommand {
         #[command(flatten)]
         confirm: ConfirmArgs,
     },
-    /// List the deliveries to a webhook, the newest first.
+    /// List the deliveries to a webhook, newest first.
     Deliveries {
         /// The webhook.
         webhook: String,

@@ -17,17 +17,17 @@ use jq::Jq;
 pub(crate) use table::{Details, Table, View};
 pub(crate) use watched::Watched;
 
-/// How results are printed.
+/// Output format.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Format {
-    /// For people, as wide as the terminal.
+    /// Table for people, as wide as the terminal.
     #[default]
     Table,
-    /// For people, with whole ids and nothing cut off.
+    /// Table for people, with full ids and nothing cut off.
     Wide,
-    /// The API's own documents.
+    /// The documents of the API, as JSON.
     Json,
-    /// The same as YAML.
+    /// The documents of the API, as YAML.
     Yaml,
 }
 
