@@ -43,19 +43,19 @@ struct Cli {
 enum Command {
     /// Enroll this host, with a join token or with an operator's approval.
     Enroll {
-        /// The control plane's link listener, host:port; more than one with commas.
+        /// Address of the control plane's link listener, host:port; separate several with commas.
         #[arg(long, value_name = "HOST:PORT")]
         server: Option<String>,
-        /// A join token as `gpuaas node token create` prints it. Prefer GPUAAS_JOIN_TOKEN to the command line.
+        /// Join token, as `gpuaas node token create` prints it. Prefer GPUAAS_JOIN_TOKEN to the command line.
         #[arg(long, env = "GPUAAS_JOIN_TOKEN", hide_env_values = true, conflicts_with = "email")]
         token: Option<String>,
-        /// Ask an operator for approval, who sees this e-mail address.
+        /// Request the approval of an operator, who sees this e-mail address.
         #[arg(long, requires = "ca_sha256")]
         email: Option<String>,
         /// SHA-256 fingerprint of the control plane's CA, in hex (with --email).
         #[arg(long, value_name = "HEX")]
         ca_sha256: Option<String>,
-        /// Enroll again although this host is enrolled: its old identity ends.
+        /// Enroll again even if this host is already enrolled. Its old identity ends.
         #[arg(long)]
         replace: bool,
     },
@@ -63,16 +63,16 @@ enum Command {
     Run,
     /// Install the agent as a systemd service.
     Install {
-        /// Write the files under this folder and leave systemd alone.
+        /// Write the files under this folder, and do not use systemd.
         #[arg(long, default_value = "/")]
         root: PathBuf,
     },
     /// Stop and remove the service.
     Uninstall {
-        /// Folder given to install.
+        /// Folder that was given to `install`.
         #[arg(long, default_value = "/")]
         root: PathBuf,
-        /// Remove configuration, policy and identity too.
+        /// Also remove configuration, policy and identity.
         #[arg(long)]
         purge: bool,
     },
@@ -89,21 +89,21 @@ enum Command {
         #[command(subcommand)]
         command: ConfigCommand,
     },
-    /// Check for problems and say what to do about them.
+    /// Check for problems and show how to fix them.
     Doctor,
-    /// List this host's devices, and bind, give back or reset one by hand.
+    /// List this host's devices, and bind, give back or reset one manually.
     Device {
         #[command(subcommand)]
         command: DeviceCommand,
     },
-    /// Show which key of the host policy applies to which parameter of which task.
+    /// Show which key of the host policy applies to each parameter of each task.
     PolicyKeys,
-    /// Handle a journal that the agent does not start with.
+    /// Recover from a journal that prevents the agent from starting.
     Journal {
         #[command(subcommand)]
         command: JournalCommand,
     },
-    /// Prepare this host, or undo that.
+    /// Prepare this host for guests, or undo the preparation.
     Setup {
         #[command(subcommand)]
         command: SetupCommand,
@@ -125,28 +125,28 @@ enum SetupCommand {
 enum DeviceCommand {
     /// List GPUs, fabric functions and drives with their drivers and IOMMU groups.
     Ls,
-    /// Bind a function to vfio-pci, so that guests can have it.
+    /// Bind a function to vfio-pci, so that it can be passed through to guests.
     Bind {
-        /// Its address, such as 0000:17:00.0.
+        /// PCI address of the function, such as 0000:17:00.0.
         address: String,
     },
     /// Give a function back to the host's own driver.
     GiveBack {
-        /// Its address.
+        /// PCI address of the function.
         address: String,
     },
     /// Reset a function.
     Reset {
-        /// Its address.
+        /// PCI address of the function.
         address: String,
     },
-    /// Compare the host with its leases once and repair differences; the running agent does this by itself.
+    /// Compare the host with its leases once and repair differences; a running agent does this automatically.
     Reconcile,
 }
 
 #[derive(Subcommand)]
 enum JournalCommand {
-    /// Accept that the journal is missing, of another identity or older than before: tasks created before now are not run.
+    /// Continue with a journal that is missing, of another identity or older than before. Tasks created before now are not run.
     AcceptLoss,
 }
 
@@ -156,9 +156,9 @@ enum ConfigCommand {
     Show,
     /// Set one value in the configuration file.
     Set {
-        /// The key.
+        /// Key to set.
         key: String,
-        /// Its new value.
+        /// New value.
         value: String,
     },
 }

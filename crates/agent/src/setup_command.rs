@@ -26,14 +26,14 @@ pub(super) struct Arguments {
     /// run].
     #[arg(long, value_name = "CIDR")]
     network: Option<Subnet>,
-    /// The only interface by which guests may leave this host [default: any].
+    /// The only interface through which guests may leave this host [default: any].
     #[arg(long, value_name = "INTERFACE")]
     uplink: Option<InterfaceName>,
     /// Datapath of the bridge: `system` in the kernel, `netdev` in user space. `netdev` is for labs without the kernel module: it
     /// is slow and does not isolate the host from guests [default: system].
     #[arg(long, value_name = "KIND", value_parser = datapath)]
     datapath: Option<Datapath>,
-    /// Install missing Debian packages; without it the plan prints the command.
+    /// Install missing Debian packages. Without it, the plan prints the command.
     #[arg(long, conflicts_with = "undo")]
     install_packages: bool,
     /// Remove exactly what an earlier run created.
@@ -45,7 +45,7 @@ pub(super) struct Arguments {
     /// Do not ask for confirmation.
     #[arg(long, short)]
     yes: bool,
-    /// Write files under this folder, and do not use systemd, packages and kernel modules.
+    /// Write files under this folder, and do not use systemd, packages or kernel modules.
     #[arg(long, hide = true, value_name = "DIR", value_parser = absolute)]
     root: Option<PathBuf>,
 }
