@@ -14,7 +14,7 @@ use crate::{cargo, postgres, requirements};
 /// Options of `cargo xtask bench`.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Run rounds of a second and small numbers, for a first impression in some minutes
+    /// Run short rounds of one second with small numbers, for a first impression in a few minutes
     #[arg(long)]
     quick: bool,
     /// Only run measurements whose name contains one of these: see --list

@@ -25,7 +25,7 @@ const SECONDS: u32 = 5;
 pub(crate) struct Options {
     /// The targets to run (default: all)
     targets: Vec<String>,
-    /// How many minutes to run each of them
+    /// Number of minutes to run each target
     #[arg(long, default_value_t = 10)]
     minutes: u64,
     /// Number of processes per target

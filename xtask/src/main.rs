@@ -53,7 +53,7 @@ enum Command {
     Sim(sim::Options),
     /// Test with real components on this machine: libvirt, QEMU, Open vSwitch and VFIO, under emulation
     Lab(lab::Options),
-    /// Call every operation of a real server's OpenAPI document, and compare its answers with the document
+    /// Call every operation of a real server's OpenAPI document, and check the responses against the document
     SchemaCheck(schema_check::Options),
     /// Check the rules of the repository: dependency directions, licenses, bans, sizes, links
     Tidy,

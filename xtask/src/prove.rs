@@ -13,13 +13,13 @@ use crate::{cargo, previous, test};
 /// Options of `cargo xtask prove`.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// What to prove (default: everything)
+    /// Proofs to run (default: all)
     #[arg(value_enum)]
     proofs: Vec<Proof>,
-    /// The number of repetitions, instead of the usual one (with one proof only)
+    /// Number of repetitions, instead of the usual number (with one proof only)
     #[arg(long)]
     count: Option<u32>,
-    /// Stop after this many minutes; what is not proven by then has failed
+    /// Stop after this many minutes; unfinished proofs count as failed
     #[arg(long, default_value_t = 60)]
     minutes: u64,
 }
@@ -30,7 +30,7 @@ const E2E: &[&str] = &["--test", "e2e"];
 /// A promise and the test that tries to break it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Proof {
-    /// 10,000 random storms over allocations, with broken hosts, lost tasks and late receipts: no place twice, none lost, all end
+    /// 10,000 random storms over allocations, with broken hosts, lost tasks and late receipts: no capacity is leased twice or lost, all end
     Allocations,
     /// A million random tasks on random host policies: no effect outside compiled ∩ policy ∩ task
     Authority,
@@ -44,11 +44,11 @@ enum Proof {
     Guests,
     /// The agent's journal truncated 400 times and damaged 600 times: nothing runs twice
     Journal,
-    /// The relay of events killed 200 times, NATS taken away, its answers lost: all that was committed is in the stream once and in order
+    /// The relay of events killed 200 times, NATS stopped, its answers lost: every committed event is in the stream once and in order
     Relay,
     /// 100,000 deliveries, half of them duplicates, over both transports: one effect per task
     SingleExecution,
-    /// Server and agent of the version before, built from history, with those of this one: a lease outlives the upgrade and the way back
+    /// Server and agent of the previous version, built from history, with the current ones: a lease survives the upgrade and the downgrade
     Versions,
 }
 

@@ -35,10 +35,10 @@ const ENDINGS: [&str; 13] = [
 /// Options of `cargo xtask schema-check`.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Number of generated requests per operation, besides those that cover its document
+    /// Number of generated requests per operation, in addition to those that cover its document
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
     examples: u32,
-    /// Time limit in minutes; what is not done by then has failed
+    /// Time limit in minutes; unfinished checks count as failed
     #[arg(long, default_value_t = 90, value_parser = clap::value_parser!(u64).range(1..))]
     minutes: u64,
     /// Run the short form, like `cargo xtask test`

@@ -5,13 +5,13 @@ use crate::{cargo, test};
 /// Options of `cargo xtask sim`.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// How many seeds to run
+    /// Number of seeds to run
     #[arg(long, default_value_t = 20_000, conflicts_with = "seed")]
     seeds: u64,
     /// The first seed
     #[arg(long, default_value_t = 0, conflicts_with = "seed")]
     from: u64,
-    /// Run only this seed, and print its history
+    /// Run only this seed and print its history
     #[arg(long)]
     seed: Option<u64>,
     /// With --seed: break these promises on purpose, such as `agent.duplicates`

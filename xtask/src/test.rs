@@ -19,10 +19,10 @@ pub(crate) struct Options {
     /// Only run the tests, not rustfmt and clippy
     #[arg(long)]
     no_lint: bool,
-    /// Only test this crate (may be given several times)
+    /// Only test this crate (repeatable)
     #[arg(short, long = "package", value_name = "CRATE")]
     packages: Vec<String>,
-    /// Arguments for the test programs, for example a part of a test's name
+    /// Arguments for the test programs, such as a part of a test's name
     #[arg(last = true, value_name = "FILTER")]
     filter: Vec<String>,
 }
