@@ -16,29 +16,11 @@ use crate::{Control, lease_settlement, resources};
 pub(crate) async fn commit(control: &Control, decision: Decision) -> Result<(), CommitError> {
     let mut decision = if decision.endings.is_empty() { decision } else { lease_settlement::settled(control, decision).await? };
     for change in &mut decision.changes {
-        match change {
-            Change::ResourceInsert(document) => document.seal = resources::seal(&control.keys, document, document.version),
+        if let Change::ResourceInsert(document) = change {
+            document.seal = resources::seal(&control.keys, document, document.version);
+        } else if let Change::ResourceUpdate(document) = change {
             // The store increments the version with the write.
-            Change::ResourceUpdate(document) => document.seal = resources::seal(&control.keys, document, document.version + 1),
-            Change::NodeInsert(_)
-            | Change::NodeUpdate(_)
-            | Change::EnrollmentInsert(_)
-            | Change::EnrollmentUpdate(_)
-            | Change::JoinTokenInsert(_)
-            | Change::JoinTokenUpdate(_)
-            | Change::CertificateInsert(_)
-            | Change::CertificatesRevoke { .. }
-            | Change::SlotInsert(_)
-            | Change::SlotUpdate(_)
-            | Change::TaskInsert(_)
-            | Change::TaskUpdate(_)
-            | Change::EnvelopeInsert { .. }
-            | Change::ReceiptInsert { .. }
-            | Change::ApiTokenInsert(_)
-            | Change::ApiTokenUpdate(_)
-            | Change::ResourcesForget { .. }
-            | Change::ServerSeen { .. }
-            | Change::LogAppend(_) => {}
+            document.seal = resources::seal(&control.keys, document, document.version + 1);
         }
     }
     let changed = fleet_changes(&decision);

@@ -52,7 +52,7 @@ impl RequestKey {
 
     /// The record to write together with the decision that executes the request.
     pub fn record(&self, decision: &Decision, now: Timestamp) -> KeyRecord {
-        let made = decision.changes.iter().find_map(made_for_good);
+        let made = decision.changes.iter().find_map(created_for_good);
         let first_event = || decision.events.first().map(|event| event.subject.clone());
         KeyRecord {
             id: self.id.clone(),
@@ -74,32 +74,17 @@ impl RequestKey {
     }
 }
 
-/// The id of a task or an allocation that the change creates. Their rows are kept, so a repeated request can return their current state.
-fn made_for_good(change: &Change) -> Option<String> {
-    match change {
-        Change::TaskInsert(task) => Some(task.id.to_string()),
-        Change::ResourceInsert(document) if document.kind == ResourceKind::Allocation => Some(document.id.clone()),
-        Change::ResourceInsert(_)
-        | Change::NodeInsert(_)
-        | Change::NodeUpdate(_)
-        | Change::EnrollmentInsert(_)
-        | Change::EnrollmentUpdate(_)
-        | Change::JoinTokenInsert(_)
-        | Change::JoinTokenUpdate(_)
-        | Change::CertificateInsert(_)
-        | Change::CertificatesRevoke { .. }
-        | Change::SlotInsert(_)
-        | Change::SlotUpdate(_)
-        | Change::TaskUpdate(_)
-        | Change::EnvelopeInsert { .. }
-        | Change::ReceiptInsert { .. }
-        | Change::ApiTokenInsert(_)
-        | Change::ApiTokenUpdate(_)
-        | Change::ResourceUpdate(_)
-        | Change::ResourcesForget { .. }
-        | Change::ServerSeen { .. }
-        | Change::LogAppend(_) => None,
+/// Returns the id of a task or an allocation that the change creates. Their rows are kept, so a replay shows their current state.
+fn created_for_good(change: &Change) -> Option<String> {
+    if let Change::TaskInsert(task) = change {
+        return Some(task.id.to_string());
     }
+    if let Change::ResourceInsert(document) = change
+        && document.kind == ResourceKind::Allocation
+    {
+        return Some(document.id.clone());
+    }
+    None
 }
 
 /// The request that was made under a key, and its result.
