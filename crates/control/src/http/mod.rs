@@ -48,13 +48,17 @@ mod streams;
 mod system;
 mod tasks;
 mod users;
+mod watch;
 mod webhooks;
 mod whoami;
 
+use std::pin::Pin;
 use std::sync::Arc;
 
-use axum::extract::DefaultBodyLimit;
+use axum::extract::{DefaultBodyLimit, Request};
+use axum::handler::Handler;
 use axum::http::StatusCode;
+use axum::response::Response;
 use axum::routing::{MethodFilter, MethodRouter, get};
 use axum::{Router, middleware};
 use gpuaas_api::endpoints::Method;

@@ -2,18 +2,16 @@
 
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::extract::State;
-use axum::response::sse::{Event, KeepAlive, Sse};
+use axum::response::sse::{Event, Sse};
 use axum::{Extension, Json};
 use futures::Stream;
-use gpuaas_api::dto::{self, AllocationWatchQuery, EventRow, Page, PageQuery, TaskProgress};
-use gpuaas_api::routes::{EVENT_ALLOCATION, EVENT_PROGRESS};
+use gpuaas_api::dto::{self, AllocationWatchQuery, EventRow, Page, PageQuery};
+use gpuaas_api::routes::EVENT_ALLOCATION;
 use gpuaas_contract::id::AllocationId;
 use gpuaas_contract::names::Open;
 use gpuaas_domain::Wakeup;
-use tokio::sync::broadcast::error::RecvError;
 
 use super::view::to_dto;
 use crate::Control;
@@ -23,9 +21,7 @@ use crate::audience::Audience;
 use crate::error::ControlError;
 use crate::http::page_limit;
 use crate::http::problem::{Params, Rejected};
-
-/// Fallback in case a wake-up is lost.
-const SLOW_POLL: Duration = Duration::from_secs(10);
+use crate::http::watch::{Watch, Woken, keep_alive};
 
 pub(in crate::http) async fn watch(
     State(control): State<Arc<Control>>,
@@ -40,15 +36,14 @@ pub(in crate::http) async fn watch(
             return Err(ControlError::BadInput { code: "until_invalid", message }.into());
         }
     };
-    // Subscribe before the first read, so that no change is missed in between.
-    let mut wakeups = control.store.wakeups();
     let (allocation, audience) = (caller.allocation()?.id, caller.audience());
+    let mut watch = Watch::new(&control, audience);
     let events = async_stream::stream! {
         let mut last = None;
         loop {
             let seen = match look(&control, audience, allocation).await {
                 Ok(seen) => seen,
-                // The client reconnects and then sees the current state.
+                // The client reconnects and gets the current state or the error.
                 Err(error) => {
                     tracing::warn!(%allocation, error = %crate::link::chain(&error), "watch ended");
                     return;
@@ -65,36 +60,15 @@ pub(in crate::http) async fn watch(
                 return;
             }
             loop {
-                let wakeup = tokio::select! {
-                    biased;
-                    () = control.shutdown.cancelled() => return,
-                    wakeup = tokio::time::timeout(SLOW_POLL, wakeups.recv()) => wakeup,
-                };
-                match wakeup {
-                    Ok(Ok(Wakeup::Allocation(changed))) if changed == allocation => break,
-                    Ok(Ok(Wakeup::Progress { task_id, phase, message, at })) if Some(task_id) == task => {
-                        if let Ok(event) = Event::default().event(EVENT_PROGRESS).json_data(audience.progress(TaskProgress { phase, message, at })) {
-                            yield Ok(event);
-                        }
-                    }
-                    Ok(Ok(
-                        Wakeup::Allocation(_)
-                        | Wakeup::Progress { .. }
-                        | Wakeup::Task(_)
-                        | Wakeup::NodeWork(_)
-                        | Wakeup::NodeAccess(_)
-                        | Wakeup::Fleet(_)
-                        | Wakeup::Outbox
-                        | Wakeup::Link(_)
-                        | Wakeup::Rights,
-                    )) => {}
-                    Ok(Err(RecvError::Lagged(_))) | Err(_) => break,
-                    Ok(Err(RecvError::Closed)) => return,
+                match watch.next(&control, task, |wakeup| *wakeup == Wakeup::Allocation(allocation)).await {
+                    Woken::Changed => break,
+                    Woken::Progress(event) => yield Ok(event),
+                    Woken::Shutdown => return,
                 }
             }
         }
     };
-    Ok(Sse::new(events).keep_alive(KeepAlive::new().interval(Duration::from_secs(10))))
+    Ok(Sse::new(events).keep_alive(keep_alive()))
 }
 
 async fn look(control: &Control, audience: Audience, id: AllocationId) -> Result<dto::Allocation, ControlError> {

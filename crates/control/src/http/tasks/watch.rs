@@ -2,17 +2,14 @@
 
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::Extension;
 use axum::extract::State;
-use axum::response::sse::{Event, KeepAlive, Sse};
+use axum::response::sse::{Event, Sse};
 use futures::Stream;
-use gpuaas_api::dto::TaskProgress;
-use gpuaas_api::routes::{EVENT_PROGRESS, EVENT_TASK};
+use gpuaas_api::routes::EVENT_TASK;
 use gpuaas_contract::id::TaskId;
 use gpuaas_domain::Wakeup;
-use tokio::sync::broadcast::error::RecvError;
 
 use super::to_dto;
 use crate::Control;
@@ -21,9 +18,7 @@ use crate::app::tasks::get;
 use crate::audience::Audience;
 use crate::error::ControlError;
 use crate::http::problem::{Rejected, Segments};
-
-/// Fallback in case a wake-up is lost.
-const SLOW_POLL: Duration = Duration::from_secs(10);
+use crate::http::watch::{Watch, Woken, keep_alive};
 
 pub(in crate::http) async fn watch(
     State(control): State<Arc<Control>>,
@@ -31,8 +26,7 @@ pub(in crate::http) async fn watch(
     Segments(id): Segments<TaskId>,
 ) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, Rejected> {
     let audience = caller.audience();
-    // Subscribe before the first read, so that no change is missed in between.
-    let mut wakeups = control.store.wakeups();
+    let mut watch = Watch::new(&control, audience);
     get(&control, id).await?;
     let events = async_stream::stream! {
         let mut last_version = None;
@@ -46,43 +40,22 @@ pub(in crate::http) async fn watch(
                         return;
                     }
                 }
-                // The client reconnects and then sees the current state.
+                // The client reconnects and gets the current state or the error.
                 Err(error) => {
                     tracing::warn!(task = %id, error = %crate::link::chain(&error), "watch ended");
                     return;
                 }
             }
             loop {
-                let wakeup = tokio::select! {
-                    biased;
-                    () = control.shutdown.cancelled() => return,
-                    wakeup = tokio::time::timeout(SLOW_POLL, wakeups.recv()) => wakeup,
-                };
-                match wakeup {
-                    Ok(Ok(Wakeup::Task(task))) if task == id => break,
-                    Ok(Ok(Wakeup::Progress { task_id, phase, message, at })) if task_id == id => {
-                        if let Ok(event) = Event::default().event(EVENT_PROGRESS).json_data(audience.progress(TaskProgress { phase, message, at })) {
-                            yield Ok(event);
-                        }
-                    }
-                    Ok(Ok(
-                        Wakeup::Task(_)
-                        | Wakeup::Progress { .. }
-                        | Wakeup::NodeWork(_)
-                        | Wakeup::NodeAccess(_)
-                        | Wakeup::Allocation(_)
-                        | Wakeup::Fleet(_)
-                        | Wakeup::Outbox
-                        | Wakeup::Link(_)
-                        | Wakeup::Rights,
-                    )) => {}
-                    Ok(Err(RecvError::Lagged(_))) | Err(_) => break,
-                    Ok(Err(RecvError::Closed)) => return,
+                match watch.next(&control, Some(id), |wakeup| *wakeup == Wakeup::Task(id)).await {
+                    Woken::Changed => break,
+                    Woken::Progress(event) => yield Ok(event),
+                    Woken::Shutdown => return,
                 }
             }
         }
     };
-    Ok(Sse::new(events).keep_alive(KeepAlive::new().interval(Duration::from_secs(10))))
+    Ok(Sse::new(events).keep_alive(keep_alive()))
 }
 
 /// The task as an event, if it changed since the last read.
