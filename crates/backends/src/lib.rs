@@ -32,7 +32,7 @@ const IN_PROCESS_BUS_CAPACITY: usize = 4096;
 
 /// Which backends to use. The default is a single process without any.
 #[derive(Clone, Debug, Default)]
-pub struct EnginesConfig {
+pub struct BackendsConfig {
     /// NATS for the bus.
     pub nats: Option<NatsConfig>,
     /// Redis for fan-out, limits and ephemeral values.
@@ -41,7 +41,7 @@ pub struct EnginesConfig {
 
 /// Why the backends cannot be created.
 #[derive(Debug, thiserror::Error)]
-pub enum EnginesError {
+pub enum BackendsError {
     /// The bus cannot be used as it is configured.
     #[error("the event bus cannot be used")]
     Bus(#[from] BusError),
@@ -50,7 +50,7 @@ pub enum EnginesError {
     Redis(#[from] RedisError),
 }
 
-impl EnginesError {
+impl BackendsError {
     /// Returns a stable code for logs and problem documents.
     pub fn code(&self) -> &'static str {
         match self {
@@ -88,7 +88,7 @@ impl Backends {
     ///
     /// An unreachable NATS or Redis is not an error: the control plane must be able to start without them, and it keeps trying to
     /// connect. A configuration that can never work is an error.
-    pub async fn from_config(config: &EnginesConfig) -> Result<Self, EnginesError> {
+    pub async fn from_config(config: &BackendsConfig) -> Result<Self, BackendsError> {
         let mut backends = Self::in_process();
         if let Some(nats) = &config.nats {
             backends.bus = Bus::nats(nats).await?;

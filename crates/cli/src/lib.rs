@@ -5,6 +5,7 @@
 
 mod advice;
 mod args;
+mod backend_args;
 mod ca_args;
 mod commands;
 mod config;
@@ -14,7 +15,6 @@ mod dev;
 mod dev_demo;
 mod dev_ssh_key;
 mod duration;
-mod engine_args;
 mod error;
 mod evidence;
 mod exit;

@@ -12,8 +12,8 @@ use gpuaas_control::{ApiTls, Server, ServerConfig, StartError, process_roles};
 use gpuaas_store::{StoreConfig, StoreError};
 use tracing_subscriber::EnvFilter;
 
+use crate::backend_args::BackendArgs;
 use crate::ca_args::CaArgs;
-use crate::engine_args::EngineArgs;
 use crate::error::CliError;
 use crate::exit::Exit;
 
@@ -74,7 +74,7 @@ pub(crate) struct ServerArgs {
     #[arg(long)]
     no_built_in_issuer: bool,
     #[command(flatten)]
-    backends: EngineArgs,
+    backends: BackendArgs,
     /// Allow webhooks to private addresses and over plain HTTP, for sites whose tenants are in the same network.
     #[arg(long)]
     webhooks_to_private: bool,

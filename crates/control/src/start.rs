@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
-use gpuaas_backends::{Backends, EnginesConfig, EnginesError};
+use gpuaas_backends::{Backends, BackendsConfig, BackendsError};
 use gpuaas_contract::Digest;
 use gpuaas_contract::event::{ApiTokenCreated, Event};
 use gpuaas_contract::id::{ApiTokenId, CorrelationId, ServerId};
@@ -68,7 +68,7 @@ pub struct ServerConfig {
     /// The accepted issuers.
     pub identity: IdentityConfig,
     /// NATS and Redis, if configured.
-    pub backends: EnginesConfig,
+    pub backends: BackendsConfig,
     /// The workflow driver.
     pub driver: Arc<dyn workflow::Driver>,
     /// Whether webhooks may go to private addresses, and over plain HTTP.
@@ -135,7 +135,7 @@ pub enum StartError {
     Identity(#[from] IdentityError),
     /// NATS or Redis cannot be used.
     #[error("NATS or Redis cannot be used")]
-    Backends(#[from] EnginesError),
+    Backends(#[from] BackendsError),
     /// The operator's rules are not valid.
     #[error("the policies cannot be used")]
     Policies(#[from] gpuaas_domain::access::BadPolicies),

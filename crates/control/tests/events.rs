@@ -14,7 +14,7 @@ use gpuaas_api::dto::{
     WebhookCreate,
 };
 use gpuaas_api::{Client, ClientOptions};
-use gpuaas_backends::EnginesConfig;
+use gpuaas_backends::BackendsConfig;
 use gpuaas_backends::redis::RedisConfig;
 use gpuaas_contract::access::ProjectRole;
 use gpuaas_control::{ServerConfig, process_roles, start};
@@ -319,7 +319,7 @@ async fn with_redis_a_listener_on_one_server_hears_what_another_did() {
     let dir = TempDir::new();
     let config = |roles: &str| ServerConfig {
         roles: process_roles::parse(roles).unwrap(),
-        backends: EnginesConfig { nats: None, redis: Some(RedisConfig::new(&redis)) },
+        backends: BackendsConfig { nats: None, redis: Some(RedisConfig::new(&redis)) },
         ..TestServer::config(&dir, Some(&pg))
     };
     let everything = start(config("all")).await.unwrap();

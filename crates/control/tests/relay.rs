@@ -14,7 +14,7 @@ use async_nats::jetstream;
 use async_nats::jetstream::consumer::pull::OrderedConfig;
 use common::{PATIENCE, TestServer};
 use futures::StreamExt as _;
-use gpuaas_backends::EnginesConfig;
+use gpuaas_backends::BackendsConfig;
 use gpuaas_backends::bus::NatsConfig;
 use gpuaas_contract::event::{BudgetLifted, Event};
 use gpuaas_contract::id::CorrelationId;
@@ -46,7 +46,7 @@ fn stream_config(url: &str, name: &str) -> NatsConfig {
 fn relay_config(dir: &TempDir, pg: &PgDatabase, nats: NatsConfig) -> ServerConfig {
     ServerConfig {
         roles: process_roles::parse("outbox").unwrap(),
-        backends: EnginesConfig { nats: Some(nats), redis: None },
+        backends: BackendsConfig { nats: Some(nats), redis: None },
         ..TestServer::config(dir, Some(pg))
     }
 }
@@ -61,7 +61,7 @@ async fn a_relay_runs_until_it_is_killed() {
         data_dir: folder.into(),
         store: StoreConfig::parse(&variable(DATABASE)).unwrap(),
         roles: process_roles::parse("outbox").unwrap(),
-        backends: EnginesConfig { nats: Some(stream_config(&variable(NATS), &variable(STREAM))), redis: None },
+        backends: BackendsConfig { nats: Some(stream_config(&variable(NATS), &variable(STREAM))), redis: None },
         ..TestServer::config(&nowhere, None)
     };
     let _server = start(config).await.unwrap();

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
-use gpuaas_backends::EnginesConfig;
+use gpuaas_backends::BackendsConfig;
 use gpuaas_backends::bus::NatsConfig;
 use gpuaas_backends::redis::RedisConfig;
 use gpuaas_control::workflow::{Driver, Embedded};
@@ -13,7 +13,7 @@ use crate::error::CliError;
 
 /// NATS, Redis and Temporal.
 #[derive(Debug, Args)]
-pub(crate) struct EngineArgs {
+pub(crate) struct BackendArgs {
     /// NATS JetStream for events, such as `nats://host:4222` [default: in this process and its database].
     #[arg(long, env = "GPUAAS_NATS_URL", value_name = "URL", hide_env_values = true)]
     nats_url: Option<String>,
@@ -74,9 +74,9 @@ enum Workflow {
     Temporal,
 }
 
-impl EngineArgs {
+impl BackendArgs {
     /// Returns the configuration of NATS and Redis.
-    pub(crate) fn backends(&self) -> EnginesConfig {
+    pub(crate) fn backends(&self) -> BackendsConfig {
         let nats = self.nats_url.clone().map(|url| NatsConfig {
             credentials_file: self.nats_credentials.clone(),
             ca_file: self.nats_ca.clone(),
@@ -86,7 +86,7 @@ impl EngineArgs {
             ..NatsConfig::new(url)
         });
         let redis = self.redis_url.clone().map(|url| RedisConfig { ca_file: self.redis_ca.clone(), ..RedisConfig::new(url) });
-        EnginesConfig { nats, redis }
+        BackendsConfig { nats, redis }
     }
 
     /// Connects to the workflow driver that was chosen.
