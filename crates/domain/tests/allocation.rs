@@ -556,7 +556,9 @@ fn what_an_operator_releases_without_a_wipe_is_wiped_by_nobody_but_an_operator()
         assert_eq!(settle_unchecked(&mut ledger, id), AllocationState::Releasing, "its guest is going");
         ledger.end(task, ends);
         assert_eq!(settle(&mut ledger, id), AllocationState::ReleaseBlocked, "{ends:?}");
-        assert_eq!(last_error(&ledger, id).0, "content_kept");
+        let (code, reason, _) = last_error(&ledger, id);
+        assert_eq!(code, "content_kept");
+        assert!(reason.contains("an operator keeps what is on its disks"), "{reason}");
         let tasks = ledger.tasks.len();
         ledger.wait(100_000);
         settle(&mut ledger, id);

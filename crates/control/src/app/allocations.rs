@@ -363,7 +363,7 @@ pub(crate) async fn retry(
     }
     decide(control, caller, allocation, |allocation, quotas, context| {
         if allocation.state == AllocationState::ReleaseBlocked && !is_operator {
-            let message = "the operators are cleaning up what is left of it; there is nothing for you to do";
+            let message = "only an operator can finish its release; there is nothing for you to do";
             return Err(Refusal::forbidden("operators_only", message).into());
         }
         Ok(commands::retry(allocation, quotas, wait, context)?)

@@ -33,6 +33,8 @@ const LOOK_AGAIN: Duration = Duration::from_secs(1);
 const BUDGET_AGAIN: Duration = Duration::from_secs(5);
 /// Delays before the second and the third release. The third is the last; see [`MAX_RELEASES`].
 const RELEASE_AGAIN: [Duration; MAX_RELEASES as usize - 1] = [Duration::from_secs(10), Duration::from_secs(60)];
+/// The code of a release that is blocked because an operator released the slice without wiping it.
+const CONTENT_KEPT: &str = "content_kept";
 
 /// A place that was found, with its rows as they are now.
 #[derive(Clone, Debug)]
@@ -443,7 +445,7 @@ impl Run<'_> {
             return self.wait_until(self.now.due_at);
         }
         if let Some(task) = self.inputs.lease_tasks.iter().find(|task| slice::keeps_content(task)) {
-            return self.blocked("content_kept", &self.detail_of(task));
+            return self.blocked(CONTENT_KEPT, &self.detail_of(task));
         }
         let Some(node) = &self.inputs.node else { return self.blocked("node_unknown", "its node is not in the records") };
         let counted = match &self.inputs.budget {
@@ -535,7 +537,10 @@ impl Run<'_> {
 
     /// An operator has to intervene. The tenant no longer has anything, and nothing to do.
     fn blocked(&self, code: &str, detail: &str) -> Advance {
-        let reason = "it is no longer yours; the operators are cleaning up what is left";
+        let reason = match code {
+            CONTENT_KEPT => "it is no longer yours; an operator keeps what is on its disks until they are wiped",
+            _ => "it is no longer yours; the operators are cleaning up what is left",
+        };
         let next = Allocation {
             state: AllocationState::ReleaseBlocked,
             step: AllocationStep::Release,
