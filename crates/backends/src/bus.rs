@@ -185,6 +185,14 @@ impl Bus {
         Ok(Self(Backend::Nats(Arc::new(Nats::connect(config).await?))))
     }
 
+    /// Returns whether anybody may be waiting for events. NATS is always assumed to have consumers; the bus of one process knows.
+    pub fn has_consumers(&self) -> bool {
+        match &self.0 {
+            Backend::InProcess(bus) => bus.has_consumers(),
+            Backend::Nats(_) => true,
+        }
+    }
+
     /// Publishes events, those of one aggregate strictly one after the other: each is stored before the next one is sent, and
     /// when one fails the later ones of its aggregate are not sent. Events of different aggregates are sent concurrently.
     ///

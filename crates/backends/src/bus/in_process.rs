@@ -27,6 +27,10 @@ impl InProcess {
         self.groups.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    pub(super) fn has_consumers(&self) -> bool {
+        self.groups().values().any(|group| group.strong_count() > 0)
+    }
+
     /// Returns whether each event of the batch was accepted, and the first reason for a rejection.
     pub(super) fn publish(&self, batch: &[Envelope]) -> (Vec<bool>, Option<BusError>) {
         let mut groups = self.groups();
@@ -253,6 +257,16 @@ mod tests {
             answer(event).await;
         }
         waits.split_off(1)
+    }
+
+    #[tokio::test]
+    async fn the_bus_knows_whether_anybody_waits() {
+        let bus = Bus::in_process(10);
+        assert!(!bus.has_consumers());
+        let subscription = bus.subscribe("worker", &[]).await.expect("subscribes");
+        assert!(bus.has_consumers());
+        drop(subscription);
+        assert!(!bus.has_consumers());
     }
 
     #[tokio::test(start_paused = true)]

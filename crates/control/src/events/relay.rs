@@ -67,8 +67,8 @@ pub(crate) fn spawn(control: &Arc<Control>) {
                 forget = tokio::time::Instant::now() + FORGET_EVERY;
                 forget_old(&control).await;
             }
-            if away {
-                // Wake-ups would only make it retry faster than useful.
+            if away || !control.backends.bus.has_consumers() {
+                // Wake-ups would only make it retry faster than useful, or publish at once what nobody waits for.
                 tokio::select! { () = control.shutdown.cancelled() => return, () = tokio::time::sleep(pause) => {} }
             } else if !news.more(&control, pause).await {
                 return;
