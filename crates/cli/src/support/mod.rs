@@ -221,7 +221,10 @@ async fn of_server(session: &CommandContext, client: &Client) -> Vec<Part> {
     });
     parts.push(events(session, client).await);
     for part in &mut parts {
-        part.bytes.truncate(MAX_PART);
+        if part.bytes.len() > MAX_PART {
+            part.bytes.truncate(MAX_PART);
+            part.contents.push_str(" (cut off: it was too large)");
+        }
     }
     parts
 }

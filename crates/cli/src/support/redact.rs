@@ -11,16 +11,16 @@ const FIELDS: &str = "\
     approved_at architecture at attempts available ca ca_sha256 cancel_requested_at certificate_not_after \
     checked_at cluster_id code correlation_id correlationid cpu_model cpu_percent cpu_threads created_at \
     credential_expires_at delivered device_id disk_read_bytes disk_written_bytes disks dispatches driver due_at \
-    ended_at ends_at enrolled_at epoch expires_at facts free from gpu_model gpus guests hash healthy hostname id \
+    ended_at ends_at enrolled_at epoch expires_at facts free from gpu gpu_model gpus guests hash healthy hostname id \
     items kernel key_id kind largest_free_on_one_node last_seen_at lease_epoch lease_task lease_until lifted \
     link_address load_percent machines memberships memory_bytes memory_mib memory_used_bytes message metrics \
     milliseconds model models network_received_bytes network_sent_bytes networks next node_epoch node_id node_name \
-    nodes numa_node offered_at online organization_id os pci_address per_hour phase phases place_until \
+    nodes numa_node offered_at online organization_id os pci_address pci_id per_hour phase phases place_until \
     platform_role position power_milliwatts project_id queue_until rejoins release_requested role root_size_bytes \
     root_used_bytes rows running scope scopes seq server_time service session share simulated since size_bytes sku \
     sku_id skus slot_index slots source spec specversion speed_mbit started_at starts_at state step store subject \
     target task_id task_type tasks_open temperature_celsius time timeout_seconds to transport type unhealthy up \
-    used utilisation_percent vcpu_count vendor_id version";
+    used utilization_percent vcpu_count vendor vendor_id version";
 
 fn is_listed(field: &str) -> bool {
     FIELDS.split(' ').any(|listed| listed == field)
@@ -89,7 +89,7 @@ pub(super) fn log_line(line: &str) -> String {
         let name_at = rest[..at].rfind(|c: char| !(c.is_ascii_alphanumeric() || c == '_')).map_or(0, |before| before + 1);
         let (name, value) = (&rest[name_at..at], &rest[at + 1..]);
         let end = match value.strip_prefix('"') {
-            Some(quoted) => quoted.find('"').map_or(value.len(), |end| end + 2),
+            Some(quoted) => end_of_quoted(quoted).map_or(value.len(), |end| end + 2),
             None => value.find([' ', '}', ',']).unwrap_or(value.len()),
         };
         kept.push_str(&text_of(rest[..name_at].to_owned()));
@@ -104,6 +104,16 @@ pub(super) fn log_line(line: &str) -> String {
     }
     kept.push_str(&text_of(rest.to_owned()));
     kept
+}
+
+/// Returns where the closing quote is. A quote after a backslash belongs to the value.
+fn end_of_quoted(quoted: &str) -> Option<usize> {
+    let mut escaped = false;
+    quoted.bytes().position(|byte| {
+        let closes = byte == b'"' && !escaped;
+        escaped = byte == b'\\' && !escaped;
+        closes
+    })
 }
 
 #[cfg(test)]
@@ -152,6 +162,8 @@ mod tests {
         let kept = log_line(line);
         assert!(kept.contains("gpuaas_control: started state=ready") && kept.contains("code=7"), "{kept}");
         assert!(!kept.contains("s3cret") && !kept.contains("two words"), "{kept}");
+        let kept = log_line(r#"x: message password="a \"hunter2\" b \\" state=ready"#);
+        assert!(!kept.contains("hunter2") && !kept.contains(" b ") && kept.contains("state=ready"), "{kept}");
         let line = r#"{"timestamp":"t","level":"INFO","target":"x","fields":{"message":"hello","token":"s3cret"},"span":{"key":"s3cret"}}"#;
         let kept = log_line(line);
         assert!(kept.contains("hello") && !kept.contains("s3cret"), "{kept}");
