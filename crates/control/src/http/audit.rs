@@ -7,7 +7,7 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::header;
 use axum::response::{IntoResponse as _, Response};
-use gpuaas_api::dto::{self, AuditQuery, Page};
+use gpuaas_api::dto::{self, AuditExportQuery, AuditQuery, Page};
 use gpuaas_domain::audit_chain::AuditRow;
 use gpuaas_store::AuditFilter;
 
@@ -59,13 +59,18 @@ async fn newest(control: &Control, limit: u32, filter: &AuditFilter) -> Result<V
     Ok(rows.into_iter().map(to_dto).collect())
 }
 
-pub(super) async fn export(State(control): State<Arc<Control>>) -> Response {
+pub(super) async fn export(
+    State(control): State<Arc<Control>>,
+    Params(query): Params<AuditExportQuery>,
+) -> Result<Response, Rejected> {
     let lines = async_stream::try_stream! {
-        let mut after = 0;
-        loop {
-            let batch = control.store.audit_list(after, BATCH, &AuditFilter::default()).await.map_err(std::io::Error::other)?;
+        let (mut after, mut left) = (query.after.unwrap_or(0), query.limit.unwrap_or(u64::MAX));
+        while left > 0 {
+            let limit = u32::try_from(left).unwrap_or(BATCH).min(BATCH);
+            let batch = control.store.audit_list(after, limit, &AuditFilter::default()).await.map_err(std::io::Error::other)?;
             let Some(last) = batch.last() else { break };
             after = last.seq;
+            left = left.saturating_sub(u64::try_from(batch.len()).unwrap_or(u64::MAX));
             let mut text = Vec::with_capacity(batch.len() * 512);
             for row in batch {
                 serde_json::to_writer(&mut text, &to_dto(row))?;
@@ -77,7 +82,7 @@ pub(super) async fn export(State(control): State<Arc<Control>>) -> Response {
     let lines = Body::from_stream::<std::pin::Pin<Box<dyn futures::Stream<Item = Result<bytes::Bytes, std::io::Error>> + Send>>>(
         Box::pin(lines),
     );
-    ([(header::CONTENT_TYPE, "application/x-ndjson")], lines).into_response()
+    Ok(([(header::CONTENT_TYPE, "application/x-ndjson")], lines).into_response())
 }
 
 fn to_dto(row: AuditRow) -> dto::AuditRow {
