@@ -272,9 +272,16 @@ pub(super) async fn print_console(session: &CommandContext, task: &str) -> Resul
     let client = session.client()?;
     let mut lines = std::pin::pin!(follow::logs(client, task, 0, true));
     let mut interrupted = std::pin::pin!(tokio::signal::ctrl_c());
-    let (mut printed, mut last) = (0, 0);
+    let (mut printed, mut last, mut is_interrupted) = (0, 0, false);
     loop {
-        let line = tokio::select! { biased; _ = &mut interrupted => break, line = lines.next() => line };
+        let line = tokio::select! {
+            biased;
+            _ = &mut interrupted => {
+                is_interrupted = true;
+                break;
+            }
+            line = lines.next() => line,
+        };
         let Some(line) = line.transpose()? else { break };
         print_console_line(session, &line)?;
         (printed, last) = (printed + 1 + line.dropped, line.sequence);
@@ -283,13 +290,14 @@ pub(super) async fn print_console(session: &CommandContext, task: &str) -> Resul
     // The receipt says how many lines there are. Some may arrive after it, because logs and receipts travel independently.
     let all = ended.output.as_ref().and_then(|output| output["lines"].as_u64()).unwrap_or(0);
     let until = tokio::time::Instant::now() + LATE_LINES;
-    while printed < all && tokio::time::Instant::now() < until {
+    while !is_interrupted && printed < all && tokio::time::Instant::now() < until {
         let mut late = std::pin::pin!(follow::logs(client, task, last, false));
         while let Some(line) = late.next().await.transpose()? {
             print_console_line(session, &line)?;
             (printed, last) = (printed + 1 + line.dropped, line.sequence);
         }
-        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+        let pause = tokio::time::sleep(std::time::Duration::from_millis(100));
+        tokio::select! { biased; _ = &mut interrupted => break, () = pause => {} }
     }
     if !ended.ended() {
         // Nobody reads the output any more, so the node can stop reading the console.

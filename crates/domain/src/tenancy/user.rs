@@ -193,9 +193,9 @@ pub fn right_password(user: &User, context: &Context) -> Decision {
     Decision::default().update(&next).record(context, user.id, Event::UserSignedIn(UserEvent { user_id: user.id }))
 }
 
-/// Allows a user to sign in again. Idempotent.
+/// Allows a user to sign in again. Idempotent; a deleted user stays deleted.
 pub fn reactivate(user: &User, context: &Context) -> (User, Decision) {
-    if user.deactivated_at.is_none() {
+    if user.deactivated_at.is_none() || user.deleted_at.is_some() {
         return (user.clone(), Decision::default());
     }
     let next = User { deactivated_at: None, ..user.clone() };
