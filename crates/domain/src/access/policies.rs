@@ -5,8 +5,8 @@ use std::fmt;
 use std::str::FromStr as _;
 
 use cedar_policy::{
-    Authorizer, Context, Decision, Entities, Entity, EntityId, EntityTypeName, EntityUid, PolicySet, Request, Response,
-    RestrictedExpression, Schema,
+    ActionConstraint, Authorizer, Context, Decision, Entities, Entity, EntityId, EntityTypeName, EntityUid, PolicySet, Request,
+    Response, RestrictedExpression, Schema,
 };
 use gpuaas_contract::names::Named as _;
 
@@ -51,9 +51,9 @@ struct Role {
 /// All rules, loaded and validated. Built once; a check takes microseconds and changes nothing.
 pub struct Policies {
     schema: Schema,
-    rules: PolicySet,
+    rules: RulesByAction,
     /// Only the rules that are compiled into the program.
-    embedded: PolicySet,
+    embedded: RulesByAction,
     authorizer: Authorizer,
     words: Words,
     /// What each role permits. Derived by evaluating the rules, so it cannot disagree with them.
@@ -64,7 +64,7 @@ pub struct Policies {
 
 impl fmt::Debug for Policies {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Policies").field("rules", &self.rules.num_of_policies()).finish_non_exhaustive()
+        f.debug_struct("Policies").field("rules", &self.rules.count).finish_non_exhaustive()
     }
 }
 
@@ -79,7 +79,9 @@ impl Policies {
         let Rules { schema, embedded, all } = Rules::load(extra)?;
         let words = Words::new(&schema)?;
         let (roles, known) = (HashMap::new(), Permissions::new());
-        let mut policies = Self { schema, rules: all, embedded, authorizer: Authorizer::new(), words, roles, known };
+        let rules = RulesByAction::new(&all, &words)?;
+        let embedded = RulesByAction::new(&embedded, &words)?;
+        let mut policies = Self { schema, rules, embedded, authorizer: Authorizer::new(), words, roles, known };
         policies.known = policies.permissions(None);
         policies.roles = policies.roles_by_permissions();
         Ok(policies)
@@ -211,7 +213,7 @@ impl Policies {
     /// Evaluates one request with Cedar.
     fn ask(
         &self,
-        rules: &PolicySet,
+        rules: &RulesByAction,
         who: PrincipalId,
         roles: &[&str],
         action: Action,
@@ -222,6 +224,7 @@ impl Policies {
         let caller = words.uid(&words.caller, who);
         let mut parents: HashSet<EntityUid> = roles.iter().map(|role| words.uid(&words.role, role)).collect();
         parents.insert(words.kind(who));
+        let rules = rules.by_action.get(&action).ok_or("an action without rules")?;
         let action = words.actions.get(&action).ok_or("an action that the schema does not have")?;
         let (resource, about) = words.about(scope);
         let entities = about.into_iter().chain([Entity::new_no_attrs(caller.clone(), parents), action.clone()]);
@@ -230,6 +233,32 @@ impl Policies {
         let context = if key_allows { &words.key_allows } else { &words.key_forbids };
         let request = Request::new(caller, action.uid(), resource, context.clone(), Some(&self.schema))?;
         Ok(self.authorizer.is_authorized(&request, rules, &entities))
+    }
+}
+
+/// The rules that can concern each action. Cedar evaluates every rule it is given, and most are about other actions.
+struct RulesByAction {
+    by_action: HashMap<Action, PolicySet>,
+    /// The number of rules in all.
+    count: usize,
+}
+
+impl RulesByAction {
+    fn new(rules: &PolicySet, words: &Words) -> Result<Self, BadPolicies> {
+        let mut by_action = HashMap::new();
+        for (action, entity) in &words.actions {
+            let (uid, _, groups) = entity.clone().into_inner();
+            let is_it = |named: &EntityUid| *named == uid || groups.contains(named);
+            let concerning = rules.policies().filter(|rule| match rule.action_constraint() {
+                ActionConstraint::Any => true,
+                ActionConstraint::Eq(named) => named == uid,
+                ActionConstraint::In(named) => named.iter().any(is_it),
+            });
+            let concerning =
+                PolicySet::from_policies(concerning.cloned()).map_err(|error| BadPolicies::Schema(error.to_string()))?;
+            by_action.insert(*action, concerning);
+        }
+        Ok(Self { by_action, count: rules.num_of_policies() })
     }
 }
 
