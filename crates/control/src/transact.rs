@@ -7,6 +7,7 @@ use gpuaas_contract::time::Timestamp;
 use gpuaas_domain::Decision;
 use gpuaas_domain::idempotency::{KeyRecord, RequestKey};
 use gpuaas_store::CommitError;
+use tokio::sync::MutexGuard;
 
 use crate::commit::commit;
 use crate::error::ControlError;
@@ -30,7 +31,7 @@ impl Default for Lines {
 }
 
 impl Lines {
-    async fn turn(&self, id: [u8; 16]) -> Option<tokio::sync::MutexGuard<'_, ()>> {
+    async fn turn(&self, id: [u8; 16]) -> Option<MutexGuard<'_, ()>> {
         // Its last byte is random.
         let chance = id.last()?;
         Some(self.0.get(usize::from(chance % LINES))?.lock().await)
@@ -138,31 +139,52 @@ where
         if decision.is_empty() {
             return Ok(value);
         }
-        let decision = match claim.and_then(|claim| claim.record(&decision)) {
-            Some(record) => decision.insert(&record),
-            None => decision,
-        };
-        match commit(control, decision).await {
-            Ok(()) => {
-                if let Some(claim) = claim {
-                    claim.is_written.store(true, Ordering::Relaxed);
-                }
-                return Ok(value);
-            }
-            Err(CommitError::Conflict) => {}
-            Err(CommitError::Store(error)) => return Err(error.into()),
+        if try_commit(control, claim, decision).await? {
+            return Ok(value);
         }
-        control.metrics.decision_overtaken();
         let line = line(&value);
         // Releases what it holds while it waits.
         drop(value);
-        match line {
-            Some(id) if turn.is_none() => turn = control.lines.turn(id).await,
-            Some(_) | None => tokio::task::yield_now().await,
-        }
-        if let Some(claim) = claim {
-            claim.check_unused(control).await?;
-        }
+        before_next_attempt(control, claim, line, &mut turn).await?;
     }
     Err(ControlError::Contended)
+}
+
+// The loop above is compiled for every use case, so what does not depend on its types is outside of it.
+
+/// Returns false if another writer was faster.
+async fn try_commit(control: &Control, claim: Option<&Claim>, decision: Decision) -> Result<bool, ControlError> {
+    let decision = match claim.and_then(|claim| claim.record(&decision)) {
+        Some(record) => decision.insert(&record),
+        None => decision,
+    };
+    match commit(control, decision).await {
+        Ok(()) => {
+            if let Some(claim) = claim {
+                claim.is_written.store(true, Ordering::Relaxed);
+            }
+            Ok(true)
+        }
+        Err(CommitError::Conflict) => {
+            control.metrics.decision_overtaken();
+            Ok(false)
+        }
+        Err(CommitError::Store(error)) => Err(error.into()),
+    }
+}
+
+async fn before_next_attempt<'c>(
+    control: &'c Control,
+    claim: Option<&Claim>,
+    line: Option<[u8; 16]>,
+    turn: &mut Option<MutexGuard<'c, ()>>,
+) -> Result<(), ControlError> {
+    match line {
+        Some(id) if turn.is_none() => *turn = control.lines.turn(id).await,
+        Some(_) | None => tokio::task::yield_now().await,
+    }
+    match claim {
+        Some(claim) => claim.check_unused(control).await,
+        None => Ok(()),
+    }
 }

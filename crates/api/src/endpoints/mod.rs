@@ -12,7 +12,6 @@ use std::sync::LazyLock;
 use gpuaas_contract::access::Action;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::de::DeserializeOwned;
-use serde_json::Value;
 
 use self::StreamKind::{JsonLines, Metrics, Sse, WebSocket};
 use crate::dto::{
@@ -48,7 +47,8 @@ macro_rules! endpoints {
             ($($part:ident $(<$document:ty>)? $(($stream:expr))?)*);
     )* })*)*) => {
         /// All endpoints: every method of every path.
-        pub const ENDPOINTS: &[Endpoint] = &[$($($(
+        // A `static` and not a `const`, which every crate that names it would compile again, with the schema of every document.
+        pub static ENDPOINTS: &[Endpoint] = &[$($($(
             Endpoint::new($resource, (stringify!($name), Method::$method, routes::$route), (Action::$action, About::$about), $summary)
                 $(.$part$(::<$document>)?($($stream)?))*,
         )*)*)*];
@@ -151,23 +151,33 @@ pub enum StreamKind {
 pub struct DocumentType {
     /// Generates the schema. Schemas that it refers to are added to the definitions of the generator.
     pub schema: fn(&mut SchemaGenerator) -> Schema,
-    /// Checks that a value is such a document.
-    pub check: fn(Value) -> Result<(), serde_json::Error>,
+    /// Checks that a value is such a document. Only for tests: it is a second parser of every document.
+    #[cfg(test)]
+    pub(crate) check: fn(serde_json::Value) -> Result<(), serde_json::Error>,
 }
 
 impl DocumentType {
     /// A document whose schema is a reference.
     const fn of<T: JsonSchema + DeserializeOwned>() -> Self {
-        Self { schema: SchemaGenerator::subschema_for::<T>, check: check::<T> }
+        Self {
+            schema: SchemaGenerator::subschema_for::<T>,
+            #[cfg(test)]
+            check: check::<T>,
+        }
     }
 
     /// A document with an inline schema, because the fields of a query are listed one by one.
     const fn fields_of<T: JsonSchema + DeserializeOwned>() -> Self {
-        Self { schema: T::json_schema, check: check::<T> }
+        Self {
+            schema: T::json_schema,
+            #[cfg(test)]
+            check: check::<T>,
+        }
     }
 }
 
-fn check<T: DeserializeOwned>(value: Value) -> Result<(), serde_json::Error> {
+#[cfg(test)]
+fn check<T: DeserializeOwned>(value: serde_json::Value) -> Result<(), serde_json::Error> {
     serde_json::from_value::<T>(value).map(drop)
 }
 

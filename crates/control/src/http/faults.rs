@@ -4,7 +4,7 @@
 //! learns of all faults at once. A fault that a schema cannot express, such as an invalid name, is reported alone, by serde.
 
 use gpuaas_api::dto::Fault;
-use schemars::{JsonSchema, SchemaGenerator};
+use schemars::{Schema, SchemaGenerator};
 use serde_json::{Map, Value};
 
 /// Maximum number of faults in a response.
@@ -12,12 +12,13 @@ const MAX_FAULTS: usize = 32;
 /// Maximum number of characters of a value that are quoted in a response.
 const MAX_SHOWN: usize = 60;
 
-/// The faults of `body` as a `T`.
-pub(super) fn of<T: JsonSchema>(body: &Value) -> Vec<Fault> {
-    let schema = SchemaGenerator::default().into_root_schema_for::<T>();
-    let root = schema.as_value();
-    let mut found = Found { definitions: root.get("$defs").and_then(Value::as_object), faults: Vec::new() };
-    found.compare(root, body, "");
+/// Returns what is wrong with `body` as a document with this schema: [`schemars::JsonSchema::json_schema`] of its type.
+pub(super) fn of(schema: fn(&mut SchemaGenerator) -> Schema, body: &Value) -> Vec<Fault> {
+    let mut generator = SchemaGenerator::default();
+    let root = schema(&mut generator);
+    let definitions = generator.take_definitions(false);
+    let mut found = Found { definitions: &definitions, faults: Vec::new() };
+    found.compare(root.as_value(), body, "");
     found.faults
 }
 
@@ -27,7 +28,7 @@ pub(super) fn pointer_to(parent: &str, key: &str) -> String {
 }
 
 struct Found<'a> {
-    definitions: Option<&'a Map<String, Value>>,
+    definitions: &'a Map<String, Value>,
     faults: Vec<Fault>,
 }
 
@@ -40,7 +41,7 @@ impl<'a> Found<'a> {
 
     fn resolve(&self, schema: &'a Value) -> &'a Value {
         let name = schema.get("$ref").and_then(Value::as_str).and_then(|reference| reference.strip_prefix("#/$defs/"));
-        name.and_then(|name| self.definitions.and_then(|known| known.get(name))).unwrap_or(schema)
+        name.and_then(|name| self.definitions.get(name)).unwrap_or(schema)
     }
 
     fn compare(&mut self, schema: &'a Value, value: &Value, pointer: &str) {
@@ -178,12 +179,13 @@ fn shown(value: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use gpuaas_api::dto::{AllocationCreate, MemberAdd, SkuCreate, SliceCreate};
+    use schemars::JsonSchema;
     use serde_json::json;
 
     use super::*;
 
     fn told<T: JsonSchema>(body: &Value) -> Vec<(String, String)> {
-        of::<T>(body).into_iter().map(|fault| (fault.pointer, fault.detail)).collect()
+        of(T::json_schema, body).into_iter().map(|fault| (fault.pointer, fault.detail)).collect()
     }
 
     #[test]
@@ -222,6 +224,6 @@ mod tests {
     #[test]
     fn their_number_is_bounded() {
         let many: Map<String, Value> = (0..1000).map(|number| (format!("field{number}"), Value::Null)).collect();
-        assert_eq!(of::<AllocationCreate>(&Value::Object(many)).len(), MAX_FAULTS);
+        assert_eq!(of(AllocationCreate::json_schema, &Value::Object(many)).len(), MAX_FAULTS);
     }
 }

@@ -84,9 +84,29 @@ macro_rules! routes_of {
         $name:ident: $method:ident => $module:ident::$handler:ident, $action:ident of $about:ident, $summary:literal, $documents:tt;
     )* })*)*) => {
         Router::new()$($(
-            .route(routes::$route, MethodRouter::new()$(.on(filter(Method::$method), $module::$handler))*)
+            .route(routes::$route, MethodRouter::new()$(.on(filter(Method::$method), Endpoint::new($module::$handler)))*)
         )*)*
     };
+}
+
+/// A handler behind a pointer. What axum wraps around a handler is then compiled once instead of once for each endpoint.
+#[derive(Clone)]
+struct Endpoint(Arc<dyn Fn(Request, Arc<Control>) -> HandlerFuture + Send + Sync>);
+
+type HandlerFuture = Pin<Box<dyn Future<Output = Response> + Send>>;
+
+impl Endpoint {
+    fn new<T: 'static>(handler: impl Handler<T, Arc<Control>, Future = HandlerFuture> + Sync) -> Self {
+        Self(Arc::new(move |request, control| handler.clone().call(request, control)))
+    }
+}
+
+impl Handler<(), Arc<Control>> for Endpoint {
+    type Future = HandlerFuture;
+
+    fn call(self, request: Request, control: Arc<Control>) -> Self::Future {
+        (self.0)(request, control)
+    }
 }
 
 const fn filter(method: Method) -> MethodFilter {
@@ -127,7 +147,7 @@ pub fn router(control: &Arc<Control>) -> Router {
 }
 
 /// Replaces axum's response to an oversized form with a problem document.
-async fn form_too_large(response: axum::response::Response) -> axum::response::Response {
+async fn form_too_large(response: Response) -> Response {
     if response.status() != StatusCode::PAYLOAD_TOO_LARGE {
         return response;
     }

@@ -156,7 +156,7 @@ fn read<T: DeserializeOwned + JsonSchema>(bytes: &[u8]) -> Result<T, Rejected> {
     };
     let body: serde_json::Value =
         serde_json::from_slice(bytes).map_err(|error| bad("json_invalid", format!("the body is not JSON: {error}")))?;
-    let mut faults = faults::of::<T>(&body);
+    let mut faults = faults::of(T::json_schema, &body);
     if faults.is_empty() {
         faults.push(Fault { pointer: pointer_of(error.path()), detail: without_place(&error.into_inner().to_string()) });
     }
