@@ -121,9 +121,10 @@ fn bound(text: &mut String, longest: usize) {
     }
 }
 
-/// Control characters, and characters that change the direction of the text after them.
+/// Control characters, invisible characters, and characters that change the direction of the text after them.
 fn is_unprintable(c: char) -> bool {
-    c.is_control() || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}')
+    c.is_control()
+        || matches!(c, '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}')
 }
 
 /// One GPU.
@@ -281,7 +282,9 @@ pub struct GpuMetrics {
     /// PCI address.
     pub pci_address: String,
     /// GPU usage in the last sample period, in percent.
-    pub utilisation_percent: u32,
+    // Guests and agents of version 0.1.0 spell it with an s.
+    #[serde(alias = "utilisation_percent")]
+    pub utilization_percent: u32,
     /// Memory in use.
     pub memory_used_bytes: u64,
     /// Core temperature.

@@ -37,7 +37,7 @@ END
 
 gpus=
 gpu() {
-    gpus="$gpus${gpus:+,}{\"pci_address\":\"$1\",\"utilisation_percent\":$2,\"memory_used_bytes\":$3,\"temperature_celsius\":$4,\"power_milliwatts\":$5}"
+    gpus="$gpus${gpus:+,}{\"pci_address\":\"$1\",\"utilization_percent\":$2,\"memory_used_bytes\":$3,\"temperature_celsius\":$4,\"power_milliwatts\":$5}"
 }
 
 if command -v nvidia-smi >/dev/null 2>&1; then

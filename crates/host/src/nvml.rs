@@ -41,7 +41,7 @@ impl Library {
         let sample = |device: nvml_wrapper::Device<'_>| {
             Some(GpuMetrics {
                 pci_address: address_of(&device)?,
-                utilisation_percent: device.utilization_rates().map(|rates| rates.gpu).unwrap_or(0),
+                utilization_percent: device.utilization_rates().map(|rates| rates.gpu).unwrap_or(0),
                 memory_used_bytes: device.memory_info().map(|memory| memory.used).unwrap_or(0),
                 temperature_celsius: device.temperature(TemperatureSensor::Gpu).unwrap_or(0),
                 power_milliwatts: device.power_usage().unwrap_or(0),

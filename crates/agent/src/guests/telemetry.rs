@@ -425,7 +425,7 @@ mod tests {
         guests.register(one, "token-one\n");
         guests.register(other, "token-other");
 
-        let good = r#"{"load_percent":150,"memory_used_bytes":5,"gpus":[{"utilisation_percent":7}]}"#;
+        let good = r#"{"load_percent":150,"memory_used_bytes":5,"gpus":[{"utilization_percent":7}]}"#;
         for (request, status) in [
             (b"GET / HTTP/1.1\r\nHost: h\r\n\r\n".to_vec(), "404"),
             (format!("GET {PATH} HTTP/1.1\r\nHost: h\r\n\r\n").into_bytes(), "405"),

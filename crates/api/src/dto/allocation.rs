@@ -10,7 +10,7 @@ use gpuaas_contract::state::{AllocationState, AllocationStep, GuestState};
 use gpuaas_contract::task::slice_vm_power::PowerAction;
 use gpuaas_contract::time::{OptionalRfc3339, Rfc3339, Timestamp};
 
-use super::Product;
+use super::{Gpu, Product};
 
 /// A lease of a guest on GPU slots or of a whole machine.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
@@ -36,9 +36,12 @@ pub struct Allocation {
     pub sku: String,
     /// The kind of product and its size.
     pub product: Product,
-    /// The GPU model; null for slots without a GPU.
+    /// The GPU as the product names it; null for slots without a GPU.
     #[serde(default)]
     pub gpu_model: Option<String>,
+    /// Vendor, model and PCI id of the GPU; null for slots without a GPU.
+    #[serde(default)]
+    pub gpu: Option<Gpu>,
     /// Agreed price per hour.
     pub price_per_hour: Money,
     /// Id of the image of the guest; null for a whole host.

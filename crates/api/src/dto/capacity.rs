@@ -28,9 +28,12 @@ pub struct SkuCapacity {
     pub sku: String,
     /// The kind of product and its size.
     pub product: Product,
-    /// The GPU model; null for slots without a GPU.
+    /// The GPU as the product names it; null for slots without a GPU.
     #[serde(default)]
     pub gpu_model: Option<String>,
+    /// Vendor, model and PCI id of the GPU; null for slots without a GPU.
+    #[serde(default)]
+    pub gpu: Option<Gpu>,
     /// How many could be created now, one after the other.
     pub available: u32,
 }

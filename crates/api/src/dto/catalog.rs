@@ -6,6 +6,8 @@ use gpuaas_contract::names::Open;
 use gpuaas_contract::state::{ProductKind, SkuState};
 use gpuaas_contract::time::{OptionalRfc3339, Rfc3339, Timestamp};
 
+use super::Gpu;
+
 /// The kind of product and its size.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct Product {
@@ -26,9 +28,12 @@ pub struct CatalogItem {
     pub description: String,
     /// The kind of product and its size.
     pub product: Product,
-    /// The GPU model; null for slots without a GPU.
+    /// The GPU as the product names it; null for slots without a GPU.
     #[serde(default)]
     pub gpu_model: Option<String>,
+    /// Vendor, model and PCI id of the GPU; null for slots without a GPU.
+    #[serde(default)]
+    pub gpu: Option<Gpu>,
     /// Minimum number of vCPUs per slot.
     pub min_vcpus: u32,
     /// Minimum memory per slot, in MiB.
@@ -53,6 +58,9 @@ pub struct Sku {
     /// GPU model, as hosts report it or as PCI id `vendor:device`; null for slots without a GPU.
     #[serde(default)]
     pub gpu_model: Option<String>,
+    /// Vendor, model and PCI id of the GPU; null for slots without a GPU.
+    #[serde(default)]
+    pub gpu: Option<Gpu>,
     /// Minimum number of vCPUs per slot.
     pub min_vcpus: u32,
     /// Minimum memory per slot, in MiB.

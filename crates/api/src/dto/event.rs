@@ -29,6 +29,9 @@ pub struct CloudEvent {
     /// Correlation id of the request that caused it.
     #[serde(default)]
     pub correlationid: String,
+    /// Position among all events, as a decimal number. Only on WebSockets; other streams carry it as the id of the message.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sequence: Option<String>,
     /// Data of the event.
     #[serde(default)]
     pub data: serde_json::Value,

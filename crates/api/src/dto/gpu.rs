@@ -5,9 +5,9 @@
 pub struct Gpu {
     /// Name of the vendor, such as `NVIDIA` or `AMD`; of an unknown vendor, its PCI id.
     pub vendor: String,
-    /// Model name as the node reports it; empty if it reports none.
+    /// Model name as nodes report it; empty if none does.
     pub model: String,
-    /// PCI id: vendor and device in hex, such as `10de:2330`; empty if the node does not report it.
+    /// PCI id: vendor and device in hex, such as `10de:2330`; empty if no node reports it.
     pub pci_id: String,
 }
 

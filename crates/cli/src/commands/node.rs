@@ -327,7 +327,7 @@ fn gpu_lines(node: &Node) -> String {
         let samples = node.metrics.iter().flat_map(|metrics| &metrics.gpus);
         let sample = samples.filter(|sample| sample.pci_address == gpu.pci_address).map(|sample| {
             let watts = sample.power_milliwatts / 1000;
-            format!(", {}% busy, {} °C, {watts} W", sample.utilisation_percent, sample.temperature_celsius)
+            format!(", {}% busy, {} °C, {watts} W", sample.utilization_percent, sample.temperature_celsius)
         });
         format!("{} {}{memory}{driver}{}", gpu.pci_address, gpu.name, sample.collect::<String>())
     });

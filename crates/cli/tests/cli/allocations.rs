@@ -79,6 +79,7 @@ fn allocation(byte: u8, state: &str) -> Allocation {
         sku: "h100-1x".to_owned(),
         product: Product { kind: open("slice"), slots: 1 },
         gpu_model: Some("10de:2330".to_owned()),
+        gpu: None,
         price_per_hour: Money::of_millionths(2_500_000, Currency::USD),
         image_id: None,
         image: Some("ubuntu".to_owned()),

@@ -1,10 +1,12 @@
 //! The catalog: products, and how many of each could be had now.
 
-use gpuaas_api::dto::{Page, ProductKind, SkuCreate};
+use std::collections::{BTreeSet, HashMap};
+
+use gpuaas_api::dto::{Gpu, Page, ProductKind, SkuCreate};
 use gpuaas_contract::id::SkuId;
 use gpuaas_domain::Refusal;
 use gpuaas_domain::catalog::{self, Product, Sku, SkuChange};
-use gpuaas_domain::placement::{PlacementRequest, Policy, SlotCount, What};
+use gpuaas_domain::placement::{Fleet, PlacementRequest, Policy, SlotCount, What};
 use gpuaas_store::ResourceFilter;
 
 use super::{Caller, IfMatch, PageRequest, check_name_free, list_resources};
@@ -40,6 +42,20 @@ async fn available(control: &Control, sku: &Sku) -> Result<u32, ControlError> {
     let request = PlacementRequest { policy: Policy::Pack, ..PlacementRequest::new(what) };
     let found = control.fleet.ask(control, |fleet| fleet.how_many(&request)).await?;
     Ok(u32::try_from(found).unwrap_or(u32::MAX))
+}
+
+/// Returns vendor, name and PCI id of each of these GPUs, which are named as products name them.
+pub(crate) async fn gpus(control: &Control, models: BTreeSet<&str>) -> Result<HashMap<String, Gpu>, ControlError> {
+    if models.is_empty() {
+        return Ok(HashMap::new());
+    }
+    let gpu = |fleet: &Fleet, model: &str| {
+        // What no node has is known only by what the product says.
+        let (pci_id, name) = fleet.model(model).unwrap_or(if model.contains(':') { (model, "") } else { ("", model) });
+        let (vendor, device) = pci_id.split_once(':').unwrap_or_default();
+        Gpu::new(name, vendor, device)
+    };
+    control.fleet.ask(control, |fleet| models.into_iter().map(|model| (model.to_owned(), gpu(fleet, model))).collect()).await
 }
 
 /// The product with this id or name.

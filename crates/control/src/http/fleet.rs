@@ -15,7 +15,7 @@ use gpuaas_domain::machine::Machine;
 use gpuaas_domain::maintenance::Window;
 use gpuaas_domain::placement::{CapacityRow, NodeCapacity, SlotModel};
 
-use super::catalog::product_to_dto;
+use super::catalog::{gpu_of, product_to_dto};
 use super::problem::{JsonBody, Params, Rejected, Segments};
 use super::{Location, page_request};
 use crate::Control;
@@ -52,9 +52,11 @@ fn row_to_dto(row: CapacityRow) -> dto::CapacityRow {
 }
 
 pub(super) async fn capacity(State(control): Shared) -> Result<Json<dto::Capacity>, Rejected> {
-    let skus = catalog::offers(&control).await?.into_iter().map(|(sku, available)| {
-        let product = product_to_dto(sku.product);
-        dto::SkuCapacity { sku_id: sku.id, sku: sku.name, product, gpu_model: sku.gpu_model, available }
+    let offers = catalog::offers(&control).await?;
+    let gpus = catalog::gpus(&control, offers.iter().filter_map(|(sku, _)| sku.gpu_model.as_deref()).collect()).await?;
+    let skus = offers.into_iter().map(|(sku, available)| {
+        let (product, gpu) = (product_to_dto(sku.product), gpu_of(&gpus, sku.gpu_model.as_deref()));
+        dto::SkuCapacity { sku_id: sku.id, sku: sku.name, product, gpu_model: sku.gpu_model, gpu, available }
     });
     let (models, by_node) = nodes::capacity(&control).await?;
     let of_node = |node: NodeCapacity| dto::NodeCapacity {

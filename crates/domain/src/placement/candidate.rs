@@ -352,6 +352,11 @@ impl Candidate {
         })
     }
 
+    /// Returns the PCI id and the name of the GPU that goes by `wanted`; either is empty if the node does not report it.
+    pub(super) fn model_called(&self, wanted: &str) -> Option<(&str, &str)> {
+        self.models.iter().find(|model| model.answers_to(wanted)).map(|model| (model.device.as_ref(), model.name.as_ref()))
+    }
+
     /// How many matching GPUs the machine has.
     pub(super) fn gpus(&self, wanted: &Wanted) -> usize {
         let counts = |model: &&Model| match wanted {
@@ -405,7 +410,7 @@ fn near_key(address: &PciAddress) -> Option<u32> {
 }
 
 /// A model name in the form that is compared: trimmed and in lower case.
-fn label(text: &str) -> String {
+pub(super) fn label(text: &str) -> String {
     plain(text).flat_map(char::to_lowercase).collect()
 }
 

@@ -10,7 +10,7 @@ use gpuaas_contract::id::NodeId;
 use gpuaas_contract::time::Timestamp;
 
 use super::affinity;
-use super::candidate::{Ask, Candidate, Offer, SlotView, Wanted, plain};
+use super::candidate::{Ask, Candidate, Offer, SlotView, Wanted, label, plain};
 use super::no_fit::NoFit;
 use super::{Placement, PlacementRequest, Policy, What};
 use crate::refusal::Refusal;
@@ -171,6 +171,20 @@ impl Fleet {
             plain(model).collect::<String>()
         );
         Err(Refusal::invalid("gpu_model_unknown", message).in_body("/gpu_model"))
+    }
+
+    /// Returns the PCI id and the name of the GPU that a product calls `model`, from the first node that reports both, or else from a
+    /// node that reports one of them. `None` if no node has it.
+    pub fn model(&self, model: &str) -> Option<(&str, &str)> {
+        let wanted = label(model);
+        let mut partly = None;
+        for found in self.candidates().filter_map(|candidate| candidate.model_called(&wanted)) {
+            if !found.0.is_empty() && !found.1.is_empty() {
+                return Some(found);
+            }
+            partly = partly.or(Some(found));
+        }
+        partly
     }
 
     /// Finds a place for an allocation, or explains why there is none.

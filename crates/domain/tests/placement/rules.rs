@@ -59,6 +59,9 @@ fn a_gpu_that_no_node_has_reported_is_unknown() {
         assert_eq!(refusal.code, "gpu_model_unknown");
         assert!(refusal.message.contains("10de:2330 (NVIDIA H100 80GB HBM3)"), "{}", refusal.message);
     }
+    assert_eq!(fleet.model("NVIDIA h100 80GB HBM3"), Some(("10de:2330", "NVIDIA H100 80GB HBM3")));
+    assert_eq!(fleet.model("1002:74A1"), Some(("1002:74a1", "AMD Instinct MI300X")));
+    assert_eq!(fleet.model("h100"), None);
     let none = crate::rig::fleet(&[] as &[Host]).check_model("10de:2330").expect_err("nothing is known");
     assert!(none.message.contains("no node has reported a GPU yet"), "{}", none.message);
 }

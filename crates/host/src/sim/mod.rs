@@ -222,7 +222,7 @@ impl SimHost {
             let busy = 20 + wave(index, 240) * 7 / 10;
             GpuMetrics {
                 pci_address: gpu.pci_address.clone(),
-                utilisation_percent: u32::try_from(busy).unwrap_or(0),
+                utilization_percent: u32::try_from(busy).unwrap_or(0),
                 memory_used_bytes: gpu.memory_bytes / 100 * (10 + wave(index, 600) * 8 / 10),
                 temperature_celsius: u32::try_from(34 + busy * 4 / 10).unwrap_or(0),
                 power_milliwatts: u32::try_from(70_000 + busy * 6_000).unwrap_or(0),

@@ -13,9 +13,10 @@ use gpuaas_domain::placement::NodeReason;
 
 use crate::Control;
 use crate::app::allocations::{Outcome, Plan};
-use crate::app::etag_of;
+use crate::app::{catalog, etag_of};
 use crate::audience::Audience;
 use crate::error::ControlError;
+use crate::http::catalog::{gpu_of, product_to_dto};
 use crate::resources;
 
 /// The result of a dry run as the caller sees it. Only callers with a platform role see where the allocation would be placed.
@@ -81,6 +82,7 @@ pub(super) async fn to_dtos(
             false => control.store.slot_many(&slots).await?.into_iter().map(|slot| (slot.id, slot.spec.private_ip)).collect(),
         },
         machines: machines(control, &allocations).await?,
+        gpus: catalog::gpus(control, allocations.iter().filter_map(|one| one.terms.gpu_model.as_deref()).collect()).await?,
     };
     let mut items = Vec::with_capacity(allocations.len());
     for allocation in allocations {
@@ -94,6 +96,7 @@ struct Known {
     names: HashMap<NodeId, String>,
     addresses: HashMap<SlotId, Ipv4Addr>,
     machines: HashMap<NodeId, SshAddress>,
+    gpus: HashMap<String, dto::Gpu>,
 }
 
 /// SSH addresses of the machines among these allocations.
@@ -161,8 +164,9 @@ async fn one(
         step: allocation.step.into(),
         sku_id: terms.sku_id,
         sku: terms.sku_name.clone(),
-        product: crate::http::catalog::product_to_dto(terms.product),
+        product: product_to_dto(terms.product),
         gpu_model: terms.gpu_model.clone(),
+        gpu: gpu_of(&known.gpus, terms.gpu_model.as_deref()),
         price_per_hour: terms.price_per_hour,
         image_id: terms.image.as_ref().map(|image| image.image_id),
         image: terms.image.as_ref().map(|image| image.name.clone()),
