@@ -15,6 +15,9 @@
 //! - A full disk leads to a refusal, never to a false success.
 //! - The cleanup of a task reads from the leases what may have been touched, so it is the same after an error and after a crash.
 
+// A new variant of our own enums must be considered everywhere.
+#![cfg_attr(not(test), warn(clippy::wildcard_enum_match_arm))]
+
 pub mod config;
 pub mod device;
 pub mod doctor;

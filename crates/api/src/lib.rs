@@ -4,6 +4,9 @@
 //! [`client`], the server's router, [`openapi`] and [`reference`] are generated from the declarations, so they cannot drift apart.
 //! [`asyncapi`] documents the events.
 
+// A new variant of our own enums must be considered everywhere.
+#![cfg_attr(not(test), warn(clippy::wildcard_enum_match_arm))]
+
 pub mod asyncapi;
 pub mod client;
 pub mod dto;

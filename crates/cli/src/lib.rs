@@ -3,6 +3,9 @@
 //! Every command prints its result, and nothing else, to stdout. Progress, hints and errors go to stderr. The exit codes are
 //! explained in [`exit`] and in `gpuaas --help`.
 
+// A new variant of our own enums must be considered everywhere.
+#![cfg_attr(not(test), warn(clippy::wildcard_enum_match_arm))]
+
 mod advice;
 mod args;
 mod backend_args;

@@ -1,6 +1,6 @@
 //! `gpuaas server`: runs the control plane.
 
-use std::io::IsTerminal as _;
+use std::io::{ErrorKind, IsTerminal as _};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
@@ -228,26 +228,31 @@ pub(crate) fn init_log(filter: &str, format: LogFormat) -> Result<(), CliError> 
     Ok(())
 }
 
+/// Returns the exit status, the code and the advice for an address that cannot be listened on.
+#[allow(clippy::wildcard_enum_match_arm, reason = "an enum of the standard library: for every other kind there is no advice")]
+fn bind_failure(kind: ErrorKind, flag: &str) -> (Exit, &'static str, Option<String>) {
+    match kind {
+        ErrorKind::AddrInUse => (
+            Exit::Refused,
+            "port_in_use",
+            Some(format!("stop what listens there (`ss -ltnp` names it), or choose another address with {flag}")),
+        ),
+        ErrorKind::PermissionDenied => (
+            Exit::Unauthorized,
+            "port_forbidden",
+            Some(format!("ports below 1024 need CAP_NET_BIND_SERVICE; choose another with {flag}")),
+        ),
+        ErrorKind::AddrNotAvailable => {
+            (Exit::Usage, "address_unknown", Some(format!("no interface of this machine has this address; correct {flag}")))
+        }
+        _ => (Exit::Internal, "server_start", None),
+    }
+}
+
 /// Returns a start error with all its causes, and with advice for the common ones.
 pub(crate) fn start_failure(error: &StartError) -> CliError {
-    use std::io::ErrorKind;
     let (exit, code, hint) = match error {
-        StartError::Bind { source, flag, .. } => match source.kind() {
-            ErrorKind::AddrInUse => (
-                Exit::Refused,
-                "port_in_use",
-                Some(format!("stop what listens there (`ss -ltnp` names it), or choose another address with {flag}")),
-            ),
-            ErrorKind::PermissionDenied => (
-                Exit::Unauthorized,
-                "port_forbidden",
-                Some(format!("ports below 1024 need CAP_NET_BIND_SERVICE; choose another with {flag}")),
-            ),
-            ErrorKind::AddrNotAvailable => {
-                (Exit::Usage, "address_unknown", Some(format!("no interface of this machine has this address; correct {flag}")))
-            }
-            _ => (Exit::Internal, "server_start", None),
-        },
+        StartError::Bind { source, flag, .. } => bind_failure(source.kind(), flag),
         StartError::Store(StoreError::InUse { .. }) => (Exit::Refused, "store_in_use", None),
         StartError::Store(error) if error.is_unreachable() => (
             Exit::Unreachable,

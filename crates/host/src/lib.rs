@@ -12,6 +12,9 @@
 //! - Every operation on a guest is idempotent.
 //! - The simulated host has the same operations, with state.
 
+// A new variant of our own enums must be considered everywhere.
+#![cfg_attr(not(test), warn(clippy::wildcard_enum_match_arm))]
+
 pub mod block;
 mod browser;
 pub mod cloud_init;

@@ -122,7 +122,7 @@ pub(crate) async fn list() -> Result<Vec<(AllocationId, DomainState)>, HostError
         match state(id).await? {
             // It disappeared between the two queries.
             DomainState::Absent => {}
-            known => guests.push((id, known)),
+            known @ (DomainState::Off | DomainState::Running) => guests.push((id, known)),
         }
     }
     Ok(guests)

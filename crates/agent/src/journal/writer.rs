@@ -174,9 +174,11 @@ pub(super) fn inspect(path: &Path) -> Result<Summary, JournalError> {
 /// it would be damage.
 fn grow(file: &File, path: &Path, whole: u64, bytes: u64) -> Result<(), JournalError> {
     let grown = file.set_len(whole).and_then(|()| file::allocate(file, bytes)).and_then(|()| file.sync_all());
-    grown.map_err(|source| match source.kind() {
-        io::ErrorKind::StorageFull => JournalError::NoSpace { path: path.to_owned(), bytes },
-        _ => JournalError::Io { what: "repaired", path: path.to_owned(), source },
+    grown.map_err(|source| {
+        if source.kind() == io::ErrorKind::StorageFull {
+            return JournalError::NoSpace { path: path.to_owned(), bytes };
+        }
+        JournalError::Io { what: "repaired", path: path.to_owned(), source }
     })
 }
 

@@ -140,13 +140,11 @@ async fn carry(session: &PollSession, mut queue: mpsc::Receiver<from_node::Messa
 /// Handles a rejected message, which says nothing about the session: its content comes again with the next hello, or as an
 /// unconfirmed receipt.
 fn passing(error: HttpError) -> Result<Option<to_node::Message>, LinkError> {
-    match error {
-        HttpError::Problem { status: 400 | 404 | 409 | 413 | 422, code, detail } => {
-            tracing::warn!(code, detail, "the control plane rejected a message");
-            Ok(None)
-        }
-        error => Err(error.into()),
+    if let HttpError::Problem { status: 400 | 404 | 409 | 413 | 422, code, detail } = error {
+        tracing::warn!(code, detail, "the control plane rejected a message");
+        return Ok(None);
     }
+    Err(error.into())
 }
 
 async fn post(

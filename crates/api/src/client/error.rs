@@ -482,6 +482,10 @@ fn find_cause<T>(error: &reqwest::Error, meaning: impl Fn(&(dyn std::error::Erro
     None
 }
 
+#[allow(
+    clippy::wildcard_enum_match_arm,
+    reason = "an enum of the standard library: every other kind is described by its own text"
+)]
 fn socket_problem(error: &(dyn std::error::Error + 'static)) -> Option<SocketProblem> {
     match error.downcast_ref::<std::io::Error>()?.kind() {
         ErrorKindOfIo::NotFound => Some(SocketProblem::Missing),
@@ -491,6 +495,10 @@ fn socket_problem(error: &(dyn std::error::Error + 'static)) -> Option<SocketPro
     }
 }
 
+#[allow(
+    clippy::wildcard_enum_match_arm,
+    reason = "an enum of rustls: every other fault means that nobody vouches for the server"
+)]
 fn distrust(error: &(dyn std::error::Error + 'static)) -> Option<Distrust> {
     let rustls::Error::InvalidCertificate(fault) = error.downcast_ref::<rustls::Error>()? else { return None };
     Some(match fault {

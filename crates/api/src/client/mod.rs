@@ -312,10 +312,11 @@ fn append_query(url: &mut Url, query: &serde_json::Value) {
     let Some(fields) = query.as_object().filter(|fields| !fields.is_empty()) else { return };
     let mut pairs = url.query_pairs_mut();
     for (name, value) in fields {
-        match value {
-            serde_json::Value::String(text) => pairs.append_pair(name, text),
-            other => pairs.append_pair(name, &other.to_string()),
-        };
+        if let Some(text) = value.as_str() {
+            pairs.append_pair(name, text);
+        } else {
+            pairs.append_pair(name, &value.to_string());
+        }
     }
 }
 

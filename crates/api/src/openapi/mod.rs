@@ -52,9 +52,10 @@ pub(crate) fn speak_plainly(value: &mut Value) {
     match value {
         Value::Object(fields) => {
             for (name, value) in fields {
-                match value {
-                    Value::String(text) if name == "description" => *text = plain(text),
-                    other => speak_plainly(other),
+                if let (Value::String(text), "description") = (&mut *value, name.as_str()) {
+                    *text = plain(text);
+                } else {
+                    speak_plainly(value);
                 }
             }
         }

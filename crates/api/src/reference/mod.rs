@@ -130,10 +130,8 @@ fn write_operation(page: &mut String, document: &Value, endpoint: &Endpoint, ope
 /// Writes an example request and response, collapsed by default.
 fn write_example(page: &mut String, endpoint: &Endpoint) {
     let Some(example) = examples::of(endpoint.name) else { return };
-    let pretty = |value: &Value| match value {
-        Value::String(text) => text.clone(),
-        value => serde_json::to_string_pretty(value).unwrap_or_default(),
-    };
+    let pretty =
+        |value: &Value| value.as_str().map_or_else(|| serde_json::to_string_pretty(value).unwrap_or_default(), str::to_owned);
     let body = example.body.as_ref().map(|body| format!("\n{}", pretty(body))).unwrap_or_default();
     let request = format!("{} {}{body}", endpoint.method, example.path);
     let response = match endpoint.stream {

@@ -179,6 +179,7 @@ fn unreadable(expression: &str, errors: &LoadErrors<&str, ()>) -> String {
 }
 
 /// Describes the first undefined name in an expression.
+#[allow(clippy::wildcard_enum_match_arm, reason = "an enum of the jq compiler that may grow")]
 fn undefined(errors: &compile::Errors<&str, ()>) -> String {
     let first = errors.iter().flat_map(|(_, faults)| faults).next();
     first.map_or_else(

@@ -6,6 +6,7 @@ mod jq;
 mod table;
 pub(crate) mod text;
 mod watched;
+#[allow(clippy::wildcard_enum_match_arm, reason = "the values of JSON: whatever is not a filled list or object is a scalar")]
 mod yaml;
 
 use std::io::{IsTerminal as _, Write as _};

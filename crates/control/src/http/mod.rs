@@ -96,7 +96,7 @@ struct Endpoint(Arc<dyn Fn(Request, Arc<Control>) -> HandlerFuture + Send + Sync
 type HandlerFuture = Pin<Box<dyn Future<Output = Response> + Send>>;
 
 impl Endpoint {
-    fn new<T: 'static>(handler: impl Handler<T, Arc<Control>, Future = HandlerFuture> + Sync) -> Self {
+    fn new<T: 'static>(handler: impl Handler<T, Arc<Control>, Future = HandlerFuture>) -> Self {
         Self(Arc::new(move |request, control| handler.clone().call(request, control)))
     }
 }

@@ -281,11 +281,11 @@ impl Walk {
         if self.action == WalkAction::Find {
             return;
         }
-        let result = match FileType::from_raw_mode(stat.st_mode) {
-            FileType::CharacterDevice | FileType::BlockDevice => {
-                rustix::fs::chownat(folder, name, Some(Uid::ROOT), Some(Gid::ROOT), AtFlags::SYMLINK_NOFOLLOW)
-            }
-            _ => rustix::fs::unlinkat(folder, name, AtFlags::empty()),
+        let is_device = matches!(FileType::from_raw_mode(stat.st_mode), FileType::CharacterDevice | FileType::BlockDevice);
+        let result = if is_device {
+            rustix::fs::chownat(folder, name, Some(Uid::ROOT), Some(Gid::ROOT), AtFlags::SYMLINK_NOFOLLOW)
+        } else {
+            rustix::fs::unlinkat(folder, name, AtFlags::empty())
         };
         match result {
             Ok(()) | Err(Errno::NOENT) => {}
