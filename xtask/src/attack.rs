@@ -22,18 +22,14 @@ pub(crate) struct Options {
 
 /// Builds the programs, runs the attacks one by one and prints their figures. Returns true if every attack was withstood.
 pub(crate) fn run(options: &Options) -> Result<bool, String> {
-    let all = cargo::test_features()?;
-    let features = test::features(&all);
+    let features = test::features(&cargo::test_features()?);
     let features: Vec<&str> = features.iter().map(String::as_str).collect();
-    if !cargo::run(&[&["build", "--workspace", "--bins"], features.as_slice()].concat())? {
-        return Err("the programs cannot be built".to_owned());
-    }
+    cargo::build_all(&features)?;
     let folder = test::temporary_folder(Path::new("/tmp"))?;
     let mut guard = Guard::over(&folder)?;
     let servers = Servers::start(&folder, &mut guard);
-    let of_package = test::features(&cargo::of_package(&all, "gpuaas"));
-    let mut arguments = vec!["test", "--package", "gpuaas", "--test", "e2e"];
-    arguments.extend(of_package.iter().map(String::as_str));
+    let mut arguments = vec!["test", "--workspace", "--test", "e2e"];
+    arguments.extend(&features);
     // One attack at a time, so that the figures describe the attacked server alone.
     arguments.extend(["--", "--nocapture", "--test-threads=1"]);
     let filters: Vec<String> = match options.names.is_empty() {

@@ -40,7 +40,7 @@ impl Options {
 
 /// Prepares and runs the measurements. Returns false only if they could not run at all: a slow result is not a failure.
 pub(crate) fn run(options: &Options) -> Result<bool, String> {
-    let target = cargo::workspace().join("target");
+    let target = cargo::target();
     let folder = target.join("bench");
     std::fs::create_dir_all(folder.join("logs")).map_err(|error| format!("{}: {error}", folder.display()))?;
     if !options.no_build {

@@ -45,6 +45,21 @@ pub(crate) fn test_features() -> Result<Vec<String>, String> {
     Ok(packages.iter().flat_map(of_package).collect())
 }
 
+/// Builds everything with these arguments for features, as `cargo xtask test` does. Without the tests' own dependencies, many crates
+/// would have other features, and would be compiled a second time.
+pub(crate) fn build_all(features: &[&str]) -> Result<(), String> {
+    if run(&[&["build", "--quiet", "--workspace", "--all-targets"], features].concat())? {
+        return Ok(());
+    }
+    Err("the programs cannot be built".to_owned())
+}
+
+/// Returns the folder with everything that cargo builds.
+pub(crate) fn target() -> PathBuf {
+    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| "target".into(), PathBuf::from);
+    workspace().join(target)
+}
+
 /// Returns those of `features` that belong to `package`.
 pub(crate) fn of_package(features: &[String], package: &str) -> Vec<String> {
     let of_it = |feature: &&String| feature.split_once('/').is_some_and(|(name, _)| name == package);

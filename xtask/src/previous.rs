@@ -14,7 +14,7 @@ pub(crate) const VARIABLE: &str = "GPUAAS_TEST_PREVIOUS";
 /// Returns the folder with the programs. Builds them if an earlier run has not.
 pub(crate) fn programs() -> Result<PathBuf, String> {
     let commit = commit()?;
-    let folder = cargo::workspace().join("target/previous").join(&commit);
+    let folder = cargo::target().join("previous").join(&commit);
     let (source, target, done) = (folder.join("source"), folder.join("target"), folder.join("programs"));
     if done.is_dir() {
         return Ok(done);

@@ -78,22 +78,22 @@ impl Proof {
 
     /// Returns whether the tests start the real programs.
     fn is_end_to_end(self) -> bool {
-        self.tests().1 == E2E
+        self.tests().0 == E2E
     }
 
-    /// Returns the package, the test target in it, and the filter for test names. An empty filter selects the whole target.
-    fn tests(self) -> (&'static str, &'static [&'static str], &'static str) {
+    /// Returns the test target, and the filter for test names. An empty filter selects the whole target.
+    fn tests(self) -> (&'static [&'static str], &'static str) {
         match self {
-            Self::Allocations => ("gpuaas-domain", &["--test", "allocation_model"], ""),
-            Self::Authority => ("gpuaas-agent", &["--lib"], "authority_tests::"),
-            Self::Databases => ("gpuaas", E2E, "databases::"),
-            Self::Disk => ("gpuaas", E2E, "disk::"),
-            Self::Events => ("gpuaas-backends", &["--test", "backends"], "nats_faults::"),
-            Self::Guests => ("gpuaas-agent", &["--lib"], "guests::tests::random::"),
-            Self::Journal => ("gpuaas", E2E, "rotten_journal::"),
-            Self::Relay => ("gpuaas-control", &["--test", "relay"], ""),
-            Self::SingleExecution => ("gpuaas", E2E, "single_execution::"),
-            Self::Versions => ("gpuaas", E2E, "versions::"),
+            Self::Allocations => (&["--test", "allocation_model"], ""),
+            Self::Authority => (&["--lib"], "authority_tests::"),
+            Self::Databases => (E2E, "databases::"),
+            Self::Disk => (E2E, "disk::"),
+            Self::Events => (&["--test", "backends"], "nats_faults::"),
+            Self::Guests => (&["--lib"], "guests::tests::random::"),
+            Self::Journal => (E2E, "rotten_journal::"),
+            Self::Relay => (&["--test", "relay"], ""),
+            Self::SingleExecution => (E2E, "single_execution::"),
+            Self::Versions => (E2E, "versions::"),
         }
     }
 }
@@ -103,8 +103,7 @@ pub(crate) fn run(options: &Options) -> Result<bool, String> {
     if options.count.is_some() && options.proofs.len() != 1 {
         return Err("--count means something else for every proof: name the one it is for".to_owned());
     }
-    let all = cargo::test_features()?;
-    let features = test::features(&all);
+    let features = test::features(&cargo::test_features()?);
     let features: Vec<&str> = features.iter().map(String::as_str).collect();
     let folder = test::temporary_folder(Path::new("/tmp"))?;
     let mut guard = Guard::over(&folder)?;
@@ -116,9 +115,8 @@ pub(crate) fn run(options: &Options) -> Result<bool, String> {
     let proofs = if options.proofs.is_empty() { &Proof::ALL[..] } else { &options.proofs };
     let previous = if proofs.contains(&Proof::Versions) { Some(previous::programs()?) } else { None };
     // The end-to-end tests start the real programs.
-    let build = [&["build", "--workspace", "--bins"], features.as_slice()].concat();
-    if proofs.iter().any(|proof| proof.is_end_to_end()) && !step(&mut guard, &build, &servers, None, None, until)? {
-        return Err("the programs cannot be built".to_owned());
+    if proofs.iter().any(|proof| proof.is_end_to_end()) {
+        cargo::build_all(&features)?;
     }
     let mut results = Vec::new();
     for proof in proofs {
@@ -128,15 +126,16 @@ pub(crate) fn run(options: &Options) -> Result<bool, String> {
             results.push((proof, false, 0));
             continue;
         }
-        let (package, target, filter) = proof.tests();
-        let features = test::features(&cargo::of_package(&all, package));
-        let mut arguments = vec!["test", "--package", package];
-        arguments.extend(features.iter().map(String::as_str));
+        let (target, filter) = proof.tests();
+        // The whole workspace has the features of `cargo xtask test`, so that nothing is compiled twice. The target and the filter
+        // select tests of one crate.
+        let mut arguments = vec!["test", "--workspace"];
+        arguments.extend(&features);
         arguments.extend(target);
         // One at a time: each of them keeps the machine busy by itself.
         arguments.extend(["--", "--nocapture", "--test-threads=1"]);
         arguments.extend(Some(filter).filter(|filter| !filter.is_empty()));
-        let holds = step(&mut guard, &arguments, &servers, Some(options.count), previous.as_deref(), until)?;
+        let holds = step(&mut guard, &arguments, &servers, options.count, previous.as_deref(), until)?;
         results.push((proof, holds, started.elapsed().as_secs()));
     }
     drop(guard);
@@ -147,13 +146,13 @@ pub(crate) fn run(options: &Options) -> Result<bool, String> {
     Ok(results.iter().all(|(_, holds, _)| *holds))
 }
 
-/// Runs cargo until it ends or time is up. `count` selects the long form of a test. `previous` is the folder with the programs of
+/// Runs the long form of a test until it ends or time is up. `count` is how long. `previous` is the folder with the programs of
 /// the previous version, if they are needed.
 fn step(
     guard: &mut Guard,
     arguments: &[&str],
     servers: &Servers,
-    count: Option<Option<u32>>,
+    count: Option<u32>,
     previous: Option<&Path>,
     until: Instant,
 ) -> Result<bool, String> {
@@ -162,13 +161,11 @@ fn step(
     // A process group of its own, so that the guard can end cargo together with everything it started.
     command.process_group(0).stdin(Stdio::null()).env_remove("GPUAAS_FAILPOINT_DIR");
     servers.tell(&mut command);
-    if let Some(count) = count {
-        command.env("GPUAAS_PROVE", "long");
-        match count {
-            Some(count) => command.env("GPUAAS_PROVE_COUNT", count.to_string()),
-            None => command.env_remove("GPUAAS_PROVE_COUNT"),
-        };
-    }
+    command.env("GPUAAS_PROVE", "long");
+    match count {
+        Some(count) => command.env("GPUAAS_PROVE_COUNT", count.to_string()),
+        None => command.env_remove("GPUAAS_PROVE_COUNT"),
+    };
     if let Some(previous) = previous {
         command.env(previous::VARIABLE, previous);
     }

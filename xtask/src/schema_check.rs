@@ -70,12 +70,9 @@ pub(crate) fn run(options: &Options) -> Result<bool, String> {
         requirement.ensure(root)?;
     }
     if !options.no_build {
-        // The same features as everywhere else, so that nothing is compiled twice.
         let features = test::features(&cargo::test_features()?);
         let features: Vec<&str> = features.iter().map(String::as_str).collect();
-        if !cargo::run(&[&["build", "--workspace", "--bins"], features.as_slice()].concat())? {
-            return Err("the server cannot be built".to_owned());
-        }
+        cargo::build_all(&features)?;
     }
     let folder = test::temporary_folder(Path::new("/tmp"))?;
     let mut guard = Guard::over(&folder)?;

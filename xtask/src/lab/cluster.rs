@@ -217,19 +217,14 @@ impl Cluster {
     }
 }
 
-/// Returns the folder with the programs. They are built with the same targets and features as the tests: without the tests' own
-/// dependencies, many crates would have other features, and would be compiled a second time after `cargo xtask test`.
+/// Returns the folder with the programs.
 pub(super) fn programs(build: bool) -> Result<PathBuf, String> {
     if build {
         let features = crate::test::features(&cargo::test_features()?);
-        let mut arguments = vec!["build", "--quiet", "--workspace", "--all-targets"];
-        arguments.extend(features.iter().map(String::as_str));
-        if !cargo::run(&arguments)? {
-            return Err("the programs do not build".to_owned());
-        }
+        let features: Vec<&str> = features.iter().map(String::as_str).collect();
+        cargo::build_all(&features)?;
     }
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| cargo::workspace().join("target"), PathBuf::from);
-    Ok(cargo::workspace().join(target).join("debug"))
+    Ok(cargo::target().join("debug"))
 }
 
 fn free_port() -> Result<u16, String> {

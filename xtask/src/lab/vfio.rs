@@ -11,7 +11,7 @@
 
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -23,7 +23,6 @@ use super::kernel::Kernel;
 use super::program::run as run_program;
 use super::vfio_host::{DRIVES, VfioHost};
 use super::{cache, requirements};
-use crate::cargo;
 use crate::test::temporary_folder;
 
 /// A host boots within seconds, or within a minute on a busy machine.
@@ -160,7 +159,7 @@ nothing_to_repair
 pub(super) fn run() -> Result<bool, String> {
     requirements::ensure(&requirements::FOR_VFIO)?;
     let kernel = Kernel::ensure(&cache()?)?;
-    let agent = build_agent()?;
+    let agent = super::cluster::programs(true)?.join("gpuaas-agent");
     let started = Instant::now();
     let mut cleanup = Cleanup::start()?;
     let folder = temporary_folder(Path::new("/tmp"))?;
@@ -201,18 +200,6 @@ pub(super) fn run() -> Result<bool, String> {
         println!("the last check failed, after {checks} checks in {seconds:.0} s");
     }
     Ok(status == Some(0))
-}
-
-/// Builds the agent with the same targets and features as the tests, so that nothing is compiled again after `cargo xtask test`.
-fn build_agent() -> Result<PathBuf, String> {
-    let features = crate::test::features(&cargo::test_features()?);
-    let mut arguments = vec!["build", "--quiet", "--workspace", "--all-targets"];
-    arguments.extend(features.iter().map(String::as_str));
-    if !cargo::run(&arguments)? {
-        return Err("the agent does not build".to_owned());
-    }
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| PathBuf::from("target"), PathBuf::from);
-    Ok(cargo::workspace().join(target).join("debug/gpuaas-agent"))
 }
 
 /// Adds the agent to the host's file system, without debug information, which would be most of the program.

@@ -37,7 +37,7 @@ const WORDS: [(&str, &str); 5] = [
 
 /// Identifiers that are forbidden in code, and what to use instead. Names such as `Kind` say nothing without the name of what
 /// they belong to.
-const IDENTIFIERS: [(&str, &str); 29] = [
+const IDENTIFIERS: [(&str, &str); 32] = [
     ("Wish", "PlacementRequest, TaskRequest, DownloadRequest"),
     ("SliceWish", "SliceRequest"),
     ("power_wish", "pending_power_action"),
@@ -67,6 +67,9 @@ const IDENTIFIERS: [(&str, &str); 29] = [
     ("Held", "a name that says what is held, such as HeldSlots"),
     ("gpuaas_world", "gpuaas_runtime"),
     ("gpuaas_engines", "gpuaas_backends"),
+    ("EnginesConfig", "BackendsConfig"),
+    ("EnginesError", "BackendsError"),
+    ("EngineArgs", "BackendArgs"),
 ];
 
 /// Former names of modules, and the current ones.
