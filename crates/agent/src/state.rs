@@ -10,7 +10,7 @@ use rustix::fs::FlockOperation;
 /// Locks the folder until dropped, also against another agent in the same process.
 #[derive(Debug)]
 pub(crate) struct StateLock {
-    _file: File,
+    file: File,
 }
 
 /// Why the folder cannot be used.
@@ -52,10 +52,17 @@ impl StateLock {
         let opened = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path);
         let file = opened.map_err(|source| StateError::LockFile { path: path.clone(), source })?;
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(Self { _file: file }),
+            Ok(()) => Ok(Self { file }),
             Err(rustix::io::Errno::WOULDBLOCK) => Err(StateError::InUse { path: state_dir.to_owned() }),
             Err(error) => Err(StateError::LockFile { path, source: error.into() }),
         }
+    }
+}
+
+impl Drop for StateLock {
+    /// Unlocks. Closing the file is not enough while a program is being started: until it runs, it has a copy of the descriptor.
+    fn drop(&mut self) {
+        let _ = rustix::fs::flock(&self.file, FlockOperation::Unlock);
     }
 }
 
@@ -69,6 +76,8 @@ mod tests {
         let first = StateLock::take(folder.path()).expect("free");
         let error = StateLock::take(folder.path()).expect_err("taken").to_string();
         assert!(error.contains("stop it first"), "{error}");
+        // As a program has it that is being started.
+        let _copy = first.file.try_clone().expect("copied");
         drop(first);
         assert!(StateLock::take(folder.path()).is_ok());
     }

@@ -11,7 +11,7 @@ use crate::error::StoreError;
 
 /// A lock that is held while the database is open. The kernel releases it when the process ends, for whatever reason.
 pub(crate) struct FileLock {
-    _file: File,
+    file: File,
 }
 
 impl FileLock {
@@ -27,7 +27,14 @@ impl FileLock {
             Err(errno) => return Err(StoreError::File { path: database.to_owned(), source: Arc::new(errno.into()) }),
         }
         open_private(database)?;
-        Ok(Self { _file: file })
+        Ok(Self { file })
+    }
+}
+
+impl Drop for FileLock {
+    /// Unlocks. Closing the file is not enough while a program is being started: until it runs, it has a copy of the descriptor.
+    fn drop(&mut self) {
+        let _ = flock(&self.file, FlockOperation::Unlock);
     }
 }
 
