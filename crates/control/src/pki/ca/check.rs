@@ -53,7 +53,8 @@ pub(super) fn public_key(der: &CertificateDer<'_>) -> Result<Vec<u8>, CaError> {
     Ok(parse(der)?.public_key().raw.to_vec())
 }
 
-/// Checks every leaf: its key, its validity, its serial number, and that it is not a CA.
+/// Checks every leaf: its key, its validity, its serial number, and that it is not a CA. The CA's clock may be ahead of ours, so the
+/// chain is then checked at the time from which the leaf is valid.
 fn check_leaf(der: &CertificateDer<'_>, longest: Duration, expected: &Expected<'_>) -> Result<(Timestamp, Timestamp), CaError> {
     let certificate = parse(der)?;
     if certificate.public_key().raw != expected.key {
@@ -119,7 +120,7 @@ pub(super) fn node(
     if named.node_id != node_id {
         return Err(bad(format!("it names {} and not {node_id}", named.node_id)));
     }
-    client_chain_leads_to(expected.root, leaf, between, expected.now)
+    client_chain_leads_to(expected.root, leaf, between, expected.now.max(not_before))
         .map_err(|error| bad(format!("it does not lead to the configured root as a client's certificate: {error}")))?;
     Ok(Certificate { serial: named.serial, node_id, node_epoch, not_before, not_after, revoked_at: None })
 }
@@ -131,7 +132,7 @@ pub(super) fn server(
     expected: &Expected<'_>,
 ) -> Result<(Timestamp, Timestamp), CaError> {
     let (leaf, between) = chain.split_first().ok_or_else(|| bad("there is none"))?;
-    let times = check_leaf(leaf, SERVER_LIFE, expected)?;
+    let (not_before, not_after) = check_leaf(leaf, SERVER_LIFE, expected)?;
     let wanted: BTreeSet<String> = names.iter().map(|name| name.to_ascii_lowercase()).collect();
     let given = server_names(leaf)?;
     if given != wanted {
@@ -144,10 +145,10 @@ pub(super) fn server(
     for name in names {
         let name = ServerName::try_from(name.as_str()).map_err(|_| CaError::Settings(format!("`{name}` is not a name")))?;
         verifier
-            .verify_server_cert(leaf, between, &name, &[], moment(expected.now))
+            .verify_server_cert(leaf, between, &name, &[], moment(expected.now.max(not_before)))
             .map_err(|error| bad(format!("it does not lead to the configured root as a server's certificate: {error}")))?;
     }
-    Ok(times)
+    Ok((not_before, not_after))
 }
 
 /// Returns every name of a certificate. A listener's certificate has only DNS names and addresses.

@@ -135,6 +135,17 @@ on_both! {
         }
     }
 
+    async fn the_clock_of_the_ca_may_be_ahead_of_ours(subject: Subject) {
+        let (key, node) = (KeyPair::generate().unwrap(), NodeId::generate());
+        let Issued { pem, certificate } = subject.issue(&key, node).await;
+        let chain = chain_of(&pem);
+        let (names, spki) = ((subject.cluster, node, 1), key.subject_public_key_info());
+        let at = |now| check::node(&chain, names, &check::Expected { root: subject.ca.der(), key: &spki, now });
+        let earlier = |minutes: u64| certificate.not_before.minus(std::time::Duration::from_secs(60 * minutes));
+        assert_eq!(at(earlier(9)).unwrap(), certificate);
+        assert!(at(earlier(11)).unwrap_err().to_string().contains("check both clocks"));
+    }
+
     async fn a_listener_gets_a_certificate_for_its_names_that_ends_with_the_root(subject: Subject) {
         let now = Timestamp::now();
         let names = ["api.example.com".to_owned(), "127.0.0.1".to_owned()];
