@@ -40,6 +40,7 @@ fn queries() -> Vec<(String, Vec<Arg>, &'static str)> {
         (task::OPEN_COUNTS.to_owned(), vec![], "tasks_open_of_node"),
         (task::DUE.to_owned(), vec![Arg::time(Timestamp(5)), limit()], "tasks_due"),
         (task::NODES_WITH_QUEUED.to_owned(), vec![], "tasks_queued"),
+        (task::GONE_NODES_WITH_OPEN.to_owned(), vec![], "tasks_open_of_node"),
         (task::NEWEST_PROPOSAL.to_owned(), vec![node()], "tasks_proposals"),
         (task::OF_ALLOCATION.to_owned(), vec![Arg::text("a"), limit()], "tasks_of_allocation"),
         (task::FIRST_OF_ALLOCATION.to_owned(), vec![Arg::text("a")], "tasks_of_allocation"),

@@ -77,6 +77,8 @@ pub(crate) const DUE: &str =
     concat!("SELECT ", COLUMNS, " FROM tasks WHERE due_at IS NOT NULL AND due_at < $1 ORDER BY due_at, id LIMIT $2");
 pub(crate) const NODES_WITH_QUEUED: &str = "SELECT id FROM nodes WHERE EXISTS \
      (SELECT 1 FROM tasks WHERE tasks.node_id = nodes.id AND tasks.state = 'queued') ORDER BY id";
+pub(crate) const GONE_NODES_WITH_OPEN: &str = "SELECT id FROM nodes WHERE service IN ('locked', 'retired') AND EXISTS \
+     (SELECT 1 FROM tasks WHERE tasks.node_id = nodes.id AND tasks.ended_at IS NULL) ORDER BY id";
 
 pub(crate) const NEWEST_PROPOSAL: &str = concat!(
     "SELECT ",
@@ -299,6 +301,12 @@ impl Store {
     pub async fn nodes_with_queued_tasks(&self) -> Result<Vec<NodeId>> {
         let read = |row: &dyn Columns| Reader::new("nodes", row).parsed("id");
         self.db().fetch("list nodes with work", NODES_WITH_QUEUED, Vec::new(), read).await
+    }
+
+    /// Lists nodes that may never connect again and have tasks that have not ended.
+    pub async fn gone_nodes_with_open_tasks(&self) -> Result<Vec<NodeId>> {
+        let read = |row: &dyn Columns| Reader::new("nodes", row).parsed("id");
+        self.db().fetch("list gone nodes with work", GONE_NODES_WITH_OPEN, Vec::new(), read).await
     }
 
     /// Counts the tasks in each state; every state is listed.

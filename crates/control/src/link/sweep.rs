@@ -74,6 +74,7 @@ pub async fn spawn_sweepers(control: &Arc<Control>) -> Result<(), ControlError> 
         }
         Ok(())
     });
+    every(control, SLOW_POLL, "tasks of gone nodes", |control| async move { end_tasks_of_gone_nodes(&control).await });
     Ok(())
 }
 
@@ -186,6 +187,27 @@ async fn due(control: &Control) -> Result<(), ControlError> {
             Ok(()) | Err(CommitError::Conflict) => {}
             Err(CommitError::Store(error)) => return Err(error.into()),
         }
+    }
+    Ok(())
+}
+
+/// Ends the tasks that were created while their node was locked or retired: whoever created them still saw the node in service, and
+/// whoever locked or retired it did not see them yet.
+async fn end_tasks_of_gone_nodes(control: &Control) -> Result<(), ControlError> {
+    for found in control.store.gone_nodes_with_open_tasks().await? {
+        let context = Context { now: Timestamp::now(), actor: Actor::System, correlation_id: CorrelationId::generate() };
+        transact(control, || async {
+            let mut decision = Decision::default();
+            let gone = control.store.node_get(found).await?.filter(|node| !node.service.may_connect());
+            if let Some(node) = gone {
+                let why = format!("its node is {}", node.service.as_str());
+                for task in control.store.task_open(node.id).await? {
+                    decision = decision.and(task::node_gone(&task, &why, &context));
+                }
+            }
+            Ok(((), decision))
+        })
+        .await?;
     }
     Ok(())
 }

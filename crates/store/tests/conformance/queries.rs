@@ -57,6 +57,12 @@ async fn queries_for_work_find_exactly_the_work(database: &Database) {
     assert_eq!(ids(store.task_open(busy.id).await.expect("reads")), open);
     assert_eq!(store.task_unfinished_count(busy.id).await.expect("counts"), u64::try_from(open.len()).expect("fits"));
     assert_eq!(store.nodes_with_queued_tasks().await.expect("reads"), [busy.id]);
+    assert_eq!(store.gone_nodes_with_open_tasks().await.expect("reads"), []);
+    for (node, service) in [(&busy, NodeService::Locked), (&idle, NodeService::Retired)] {
+        let gone = Node { service, ..node.clone() };
+        store.commit(changes([Change::NodeUpdate(Box::new(gone))])).await.expect("commits");
+    }
+    assert_eq!(store.gone_nodes_with_open_tasks().await.expect("reads"), [busy.id]);
     assert_eq!(store.task_unfinished_count(idle.id).await.expect("counts"), 0);
     let count = u64::try_from(open.len()).expect("fits");
     assert_eq!(store.task_unfinished_below(busy.id, count).await.expect("counts"), Err(count));
