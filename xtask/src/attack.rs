@@ -61,7 +61,7 @@ pub(crate) fn run(options: &Options) -> Result<bool, String> {
         }
     }
     let held = child.wait().map_err(|error| format!("waiting for cargo: {error}"))?.success();
-    guard.idle()?;
+    guard.end(child.id())?;
     drop(guard);
     println!("\n==> summary");
     for line in &figures {

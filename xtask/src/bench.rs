@@ -107,7 +107,7 @@ fn watched(mut command: std::process::Command, guard: &mut Guard) -> Result<bool
         .map_err(|error| format!("gpuaas-bench cannot be started: {error}"))?;
     guard.running(child.id())?;
     let succeeded = child.wait().map_err(|error| format!("waiting for gpuaas-bench: {error}"))?.success();
-    guard.idle()?;
+    guard.end(child.id())?;
     Ok(succeeded)
 }
 

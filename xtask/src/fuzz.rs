@@ -168,7 +168,7 @@ fn watched(mut command: Command, log: &Path, scratch: &Path, guard: &mut Guard) 
     let mut child = command.spawn().map_err(cannot_start)?;
     guard.running(child.id())?;
     let succeeded = child.wait().map_err(|error| format!("waiting for cargo: {error}"))?.success();
-    guard.idle()?;
+    guard.end(child.id())?;
     Ok(succeeded)
 }
 

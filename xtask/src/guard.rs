@@ -1,7 +1,7 @@
 //! The guard: a small process that ends everything that this program started, however this program itself ends.
 //!
 //! It reads from a pipe whose other end only this program holds. When this program finishes, fails, or is killed by Ctrl-C,
-//! SIGTERM or even SIGKILL, the pipe closes. The guard then ends the current process group, stops the private servers and removes
+//! SIGTERM or even SIGKILL, the pipe closes. The guard then ends the running process groups, stops the private servers and removes
 //! the temporary folder. A normal exit uses the same mechanism.
 
 use std::io::Write as _;
@@ -10,29 +10,37 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 
 /// The guard's script. `$1` is the temporary folder. Each line of standard input registers something: `group <id>`, `nats <pid>`,
-/// `redis <pid>`, `temporal <pid>` and `gpuaas <pid>` (0 withdraws it), and `postgres <pid>`.
+/// `redis <pid>`, `temporal <pid>` and `gpuaas <pid>` (0 withdraws it), and `postgres <pid>`. `end <id>` ends a group and
+/// withdraws it.
 ///
-/// Registering a group also ends the previous one, because a finished group may have left a stray child behind.
+/// A group is ended even if its first process has finished, because that may have left a stray child behind.
 const SCRIPT: &str = r#"
 folder=$1
-group=0
+groups=
 postgres=
 nats=0
 redis=0
 temporal=0
 gpuaas=0
 end_group() {
-    if [ "$group" -gt 1 ]; then
-        kill -s TERM -- "-$group" 2>/dev/null
+    if [ "$1" -gt 1 ]; then
+        kill -s TERM -- "-$1" 2>/dev/null
         tries=50
-        while [ "$tries" -gt 0 ] && kill -s 0 -- "-$group" 2>/dev/null; do tries=$((tries - 1)); sleep 0.1; done
-        kill -s KILL -- "-$group" 2>/dev/null
+        while [ "$tries" -gt 0 ] && kill -s 0 -- "-$1" 2>/dev/null; do tries=$((tries - 1)); sleep 0.1; done
+        kill -s KILL -- "-$1" 2>/dev/null
     fi
-    group=0
+}
+forget_group() {
+    rest=
+    for other in $groups; do
+        if [ "$other" != "$1" ]; then rest="$rest $other"; fi
+    done
+    groups=$rest
 }
 while read -r what id; do
     case $what in
-        group) end_group; group=$id ;;
+        group) groups="$groups $id" ;;
+        end) end_group "$id"; forget_group "$id" ;;
         postgres) postgres=$id ;;
         nats) nats=$id ;;
         redis) redis=$id ;;
@@ -40,7 +48,7 @@ while read -r what id; do
         gpuaas) gpuaas=$id ;;
     esac
 done
-end_group
+for group in $groups; do end_group "$group"; done
 # Their data goes with the folder, so there is nothing to end in good order.
 for server in "$gpuaas" "$temporal" "$nats" "$redis"; do
     if [ "$server" -gt 1 ]; then kill -s KILL "$server" 2>/dev/null; fi
@@ -83,14 +91,14 @@ impl Guard {
         Ok(Self { process, orders })
     }
 
-    /// Registers the current process group, and ends the previous one.
+    /// Registers a process group.
     pub(crate) fn running(&mut self, group: u32) -> Result<(), String> {
         self.order("group", group)
     }
 
-    /// Registers that there is no current process group, and ends the previous one.
-    pub(crate) fn idle(&mut self) -> Result<(), String> {
-        self.order("group", 0)
+    /// Ends a process group, with whatever is left of it.
+    pub(crate) fn end(&mut self, group: u32) -> Result<(), String> {
+        self.order("end", group)
     }
 
     /// Registers the process id of PostgreSQL.
@@ -135,6 +143,24 @@ impl Drop for Guard {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_guard_ends_only_the_group_it_is_told_to() {
+        let folder = std::env::temp_dir().join(format!("gpuaas-guard-groups-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("create the folder");
+        let sleeper = || Command::new("sleep").arg("60").process_group(0).spawn().expect("start sleep");
+        let (mut first, mut second) = (sleeper(), sleeper());
+
+        let mut guard = Guard::over(&folder).expect("start the guard");
+        guard.running(first.id()).expect("tell the guard");
+        guard.running(second.id()).expect("tell the guard");
+        guard.end(first.id()).expect("tell the guard");
+        assert!(!first.wait().expect("wait for sleep").success(), "it ended by itself");
+        assert!(second.try_wait().expect("look at sleep").is_none(), "the other group was ended, too");
+        let reaper = std::thread::spawn(move || second.wait().expect("wait for sleep"));
+        drop(guard);
+        assert!(!reaper.join().expect("the reaper").success(), "it ended by itself");
+    }
 
     #[test]
     fn a_guard_ends_the_group_and_removes_the_folder() {

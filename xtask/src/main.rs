@@ -13,6 +13,7 @@ mod fuzz;
 mod guard;
 mod lab;
 mod nats;
+mod parallel;
 mod postgres;
 mod previous;
 mod prove;
@@ -24,6 +25,7 @@ mod sim;
 mod step_ca;
 mod temporal;
 mod test;
+mod test_programs;
 
 use std::process::ExitCode;
 

@@ -177,12 +177,12 @@ fn step(
         }
         if Instant::now() > until {
             println!("the time is up; stopping");
-            guard.idle()?;
+            guard.end(child.id())?;
             child.wait().map_err(|error| format!("waiting for cargo: {error}"))?;
             break false;
         }
         std::thread::sleep(Duration::from_millis(200));
     };
-    guard.idle()?;
+    guard.end(child.id())?;
     Ok(ended)
 }

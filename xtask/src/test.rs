@@ -1,17 +1,18 @@
 //! `cargo xtask test`: every check that must pass before a change is merged.
 
-use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::DirBuilderExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use crate::cargo;
 use crate::counts::Counts;
 use crate::guard::Guard;
-use crate::schema_check;
+use crate::parallel::{self, Job, Outcome};
 use crate::servers::Servers;
+use crate::test_programs::nice;
+use crate::{schema_check, test_programs};
 
 /// Options of `cargo xtask test`.
 #[derive(clap::Args)]
@@ -33,8 +34,17 @@ struct Step {
     seconds: u64,
 }
 
+/// The name of the step that runs clippy.
+const LINT: &str = "clippy";
+
+/// How many programs run at the same time: one more than the two cores of a small machine, because tests mostly wait, and few enough
+/// for the time limits in them.
+const WIDTH: usize = 3;
+
 /// What the steps of a run share.
 struct Run {
+    /// Belongs to the guard, which removes it.
+    folder: PathBuf,
     guard: Guard,
     servers: Servers,
     steps: Vec<Step>,
@@ -47,7 +57,7 @@ pub(crate) fn run(options: &Options) -> Result<bool, String> {
     let folder = temporary_folder(Path::new("/tmp"))?;
     let mut guard = Guard::over(&folder)?;
     let servers = Servers::start(&folder, &mut guard);
-    let mut run = Run { guard, servers, steps: vec![], counts: Counts::default() };
+    let mut run = Run { folder, guard, servers, steps: vec![], counts: Counts::default() };
 
     let everywhere = features(&all);
     let everywhere: Vec<&str> = everywhere.iter().map(String::as_str).collect();
@@ -58,13 +68,10 @@ pub(crate) fn run(options: &Options) -> Result<bool, String> {
     // that way nothing is compiled twice.
     let targets = if options.packages.is_empty() { "--all-targets" } else { "--bins" };
     run.step("build", &[&["build", "--workspace", targets], everywhere.as_slice()].concat())?;
-    if !options.no_lint {
-        let clippy = [&["clippy", "--workspace", "--all-targets"], everywhere.as_slice(), &["--", "-D", "warnings"]].concat();
-        run.step("clippy", &clippy)?;
-    }
-    run.tests(options, &all)?;
+    let lint = [&["clippy", "--workspace", "--all-targets"], everywhere.as_slice(), &["--", "-D", "warnings"]].concat();
+    run.tests(options, &all, (!options.no_lint).then_some(&lint))?;
     if options.packages.is_empty() && options.filter.is_empty() {
-        run.schema_check(&folder);
+        run.schema_check();
     }
     Ok(run.summary())
 }
@@ -72,71 +79,95 @@ pub(crate) fn run(options: &Options) -> Result<bool, String> {
 impl Run {
     /// Runs one call of cargo as a step.
     fn step(&mut self, name: &'static str, arguments: &[&str]) -> Result<(), String> {
-        self.cargo(name, arguments, false)
+        println!("==> cargo {}", arguments.join(" "));
+        let started = Instant::now();
+        let mut command = self.cargo(arguments);
+        command.process_group(0).stdin(Stdio::null());
+        let mut child = command.spawn().map_err(|error| format!("cargo cannot be started: {error}"))?;
+        self.guard.running(child.id())?;
+        let succeeded = child.wait().map_err(|error| format!("waiting for cargo: {error}"))?.success();
+        self.guard.end(child.id())?;
+        self.steps.push(Step { name, succeeded, seconds: started.elapsed().as_secs() });
+        Ok(())
     }
 
-    /// Runs the tests and counts them.
-    fn tests(&mut self, options: &Options, all: &[String]) -> Result<(), String> {
-        let mut arguments: Vec<String> = vec!["test".into(), "--no-fail-fast".into()];
-        let of_selected: Vec<String> = if options.packages.is_empty() {
-            arguments.push("--workspace".into());
-            all.to_vec()
+    /// Runs the test programs, and clippy with these arguments besides, and counts the tests.
+    fn tests(&mut self, options: &Options, all: &[String], lint: Option<&Vec<&str>>) -> Result<(), String> {
+        let started = Instant::now();
+        let (mut selection, of_selected): (Vec<String>, Vec<String>) = if options.packages.is_empty() {
+            (vec!["--workspace".into()], all.to_vec())
         } else {
-            arguments.extend(options.packages.iter().flat_map(|package| ["--package".to_owned(), package.clone()]));
+            let packages = options.packages.iter().flat_map(|package| ["--package".to_owned(), package.clone()]);
             // Cargo rejects features of packages that are not selected.
-            options.packages.iter().flat_map(|package| cargo::of_package(all, package)).collect()
+            (packages.collect(), options.packages.iter().flat_map(|package| cargo::of_package(all, package)).collect())
         };
-        arguments.extend(features(&of_selected));
-        if !options.filter.is_empty() {
-            arguments.push("--".into());
-            arguments.extend(options.filter.iter().cloned());
+        selection.extend(features(&of_selected));
+        let selection: Vec<&str> = selection.iter().map(String::as_str).collect();
+        let Some(programs) = test_programs::build(self.cargo(&[]), &selection)? else {
+            self.steps.push(Step { name: "test", succeeded: false, seconds: started.elapsed().as_secs() });
+            return Ok(());
+        };
+
+        let mut jobs = Vec::new();
+        for program in programs {
+            let mut command = program.command();
+            self.tell(&mut command);
+            command.args(&options.filter);
+            jobs.push(Job { name: program.name(), command });
         }
-        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-        self.cargo("test", &arguments, true)
+        // The second one: most of its work fits beside the longest test program, which mostly waits.
+        let lint = lint.map(|arguments| Job { name: LINT.to_owned(), command: nice(&self.cargo(arguments)) });
+        jobs.splice(jobs.len().min(1)..jobs.len().min(1), lint);
+        let filter: Vec<&str> = options.filter.iter().map(String::as_str).collect();
+        let documentation = [&["test", "--no-fail-fast", "--doc"], selection.as_slice(), &["--"], filter.as_slice()].concat();
+        jobs.push(Job { name: "tests in the documentation".to_owned(), command: self.cargo(&documentation) });
+
+        let Self { guard, folder, counts, steps, .. } = self;
+        let mut failed = Vec::new();
+        parallel::run(jobs, WIDTH, folder, guard, |Outcome { name, succeeded, seconds, output }| {
+            // Test programs may print arbitrary bytes.
+            let output = String::from_utf8_lossy(&output);
+            println!("\n==> {name}: {} ({seconds} s)\n{output}", if succeeded { "ok" } else { "FAILED" });
+            if name == LINT {
+                steps.push(Step { name: LINT, succeeded, seconds });
+                return;
+            }
+            output.lines().for_each(|line| counts.add_line(line));
+            if !succeeded {
+                failed.push(name);
+            }
+        })?;
+        for name in &failed {
+            println!("    FAILED: {name}");
+        }
+        self.steps.push(Step { name: "test", succeeded: failed.is_empty(), seconds: started.elapsed().as_secs() });
+        Ok(())
+    }
+
+    /// Returns a cargo command, not yet started, that knows the servers.
+    fn cargo(&self, arguments: &[&str]) -> Command {
+        let mut command = cargo::command(arguments);
+        self.tell(&mut command);
+        command
+    }
+
+    fn tell(&self, command: &mut Command) {
+        command.env_remove("GPUAAS_FAILPOINT_DIR");
+        self.servers.tell(command);
     }
 
     /// Checks that the built server conforms to its OpenAPI document. If schemathesis is missing, that has already been recorded.
-    fn schema_check(&mut self, folder: &Path) {
+    fn schema_check(&mut self) {
         if schema_check::program().is_none() {
             return;
         }
         println!("==> schema-check");
         let started = Instant::now();
-        let holds = schema_check::check(folder, &mut self.guard, &schema_check::SHORT);
+        let holds = schema_check::check(&self.folder, &mut self.guard, &schema_check::SHORT);
         if let Err(reason) = &holds {
             println!("    FAILED: {reason}");
         }
         self.steps.push(Step { name: "schema", succeeded: holds == Ok(true), seconds: started.elapsed().as_secs() });
-    }
-
-    fn cargo(&mut self, name: &'static str, arguments: &[&str], count: bool) -> Result<(), String> {
-        println!("==> cargo {}", arguments.join(" "));
-        let started = Instant::now();
-        let mut command = cargo::command(arguments);
-        // A process group of its own, so that the guard can end cargo together with everything it started.
-        command.process_group(0).stdin(Stdio::null());
-        command.env_remove("GPUAAS_FAILPOINT_DIR");
-        self.servers.tell(&mut command);
-        if count {
-            command.stdout(Stdio::piped());
-        }
-        let mut child = command.spawn().map_err(|error| format!("cargo cannot be started: {error}"))?;
-        self.guard.running(child.id())?;
-        if let Some(output) = child.stdout.take() {
-            let mut lines = BufReader::new(output);
-            let mut line = Vec::new();
-            // Test programs may print arbitrary bytes, so lines are bytes until they are counted.
-            while lines.read_until(b'\n', &mut line).map_err(|error| format!("output of cargo: {error}"))? > 0 {
-                let text = String::from_utf8_lossy(&line);
-                self.counts.add_line(&text);
-                print!("{text}");
-                line.clear();
-            }
-        }
-        let succeeded = child.wait().map_err(|error| format!("waiting for cargo: {error}"))?.success();
-        self.guard.idle()?;
-        self.steps.push(Step { name, succeeded, seconds: started.elapsed().as_secs() });
-        Ok(())
     }
 
     /// Prints the results. The last line is meant for programs.

@@ -86,13 +86,13 @@ impl Round<'_> {
                 break Some(status);
             }
             if Instant::now() > until {
-                guard.idle()?;
+                guard.end(child.id())?;
                 child.wait().map_err(|error| format!("waiting for {PROGRAM}: {error}"))?;
                 break None;
             }
             std::thread::sleep(Duration::from_millis(200));
         };
-        guard.idle()?;
+        guard.end(child.id())?;
         let verdict = match ended {
             Some(status) if status.success() => self.verdict(&figures, started.elapsed().as_secs())?,
             Some(_) => Err("an answer did not conform to the document, or could not be checked".to_owned()),
