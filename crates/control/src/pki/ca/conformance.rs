@@ -142,7 +142,7 @@ on_both! {
         let (names, spki) = ((subject.cluster, node, 1), key.subject_public_key_info());
         let at = |now| check::node(&chain, names, &check::Expected { root: subject.ca.der(), key: &spki, now });
         let earlier = |minutes: u64| certificate.not_before.minus(std::time::Duration::from_secs(60 * minutes));
-        assert_eq!(at(earlier(9)).unwrap(), certificate);
+        assert_eq!(at(earlier(9)).unwrap().serial, certificate.serial);
         assert!(at(earlier(11)).unwrap_err().to_string().contains("check both clocks"));
     }
 
