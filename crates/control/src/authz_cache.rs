@@ -72,6 +72,7 @@ impl AuthzCache {
                         | Wakeup::NodeAccess(_)
                         | Wakeup::Task(_)
                         | Wakeup::Allocation(_)
+                        | Wakeup::AllocationAdvanced(_)
                         | Wakeup::Fleet(_)
                         | Wakeup::Link(_)
                         | Wakeup::Outbox

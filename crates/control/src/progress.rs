@@ -49,6 +49,7 @@ impl ProgressBoard {
                         | Wakeup::NodeAccess(_)
                         | Wakeup::Task(_)
                         | Wakeup::Allocation(_)
+                        | Wakeup::AllocationAdvanced(_)
                         | Wakeup::Fleet(_)
                         | Wakeup::Outbox
                         | Wakeup::Link(_)

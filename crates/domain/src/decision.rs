@@ -187,6 +187,8 @@ pub enum Wakeup {
     Task(TaskId),
     /// The run of this allocation can continue, or someone may be waiting for it.
     Allocation(AllocationId),
+    /// The run of this allocation has advanced, and knows itself when to continue; someone may be waiting for it.
+    AllocationAdvanced(AllocationId),
     /// The capacity of this node changed; of any node, if it is `None`.
     Fleet(Option<NodeId>),
     /// The outbox has events that were not published yet.

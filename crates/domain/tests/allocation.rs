@@ -337,6 +337,19 @@ fn a_guest_is_stopped_started_and_rebooted() {
 }
 
 #[test]
+fn a_release_that_is_requested_while_the_guest_is_stopped_begins_after_the_stop() {
+    for how in [End::Succeeded, End::FailedDirty] {
+        let mut ledger = Ledger::sliced(&[1]);
+        let id = active(&mut ledger, &slice(1));
+        ledger.power(id, PowerAction::Stop).expect("is active");
+        settle(&mut ledger, id);
+        ledger.release(id);
+        assert_eq!(settle(&mut ledger, id), AllocationState::Active, "the host is still stopping it");
+        assert_eq!(end(&mut ledger, id, how), AllocationState::Releasing);
+    }
+}
+
+#[test]
 fn a_guest_that_was_started_is_booting_until_its_host_says_whether_it_answers() {
     let mut ledger = Ledger::sliced(&[1]);
     let id = active(&mut ledger, &slice(1));

@@ -3,6 +3,7 @@
 //! Wake-ups may be lost. Anything that waits for one also polls slowly.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use gpuaas_contract::id::ServerId;
 use gpuaas_domain::Wakeup;
@@ -22,6 +23,8 @@ const NOTIFY_QUEUE: usize = 1024;
 const MAX_PAYLOAD: usize = 7900;
 /// Longest text of a progress wake-up that is sent to other processes.
 const MAX_PROGRESS_TEXT: usize = 1000;
+/// The shortest time between two messages with wake-ups without a commit.
+const GATHER: Duration = Duration::from_millis(50);
 const CHANNEL: &str = "gpuaas_hint";
 
 /// Returns a query that sends the payloads in this array. Inside a transaction, PostgreSQL sends them at the commit.
@@ -68,6 +71,7 @@ fn shortened(wakeup: &Wakeup) -> Wakeup {
         | Wakeup::NodeAccess(_)
         | Wakeup::Task(_)
         | Wakeup::Allocation(_)
+        | Wakeup::AllocationAdvanced(_)
         | Wakeup::Fleet(_)
         | Wakeup::Outbox
         | Wakeup::Link(_)
@@ -88,24 +92,32 @@ pub(crate) async fn spawn_listener(
     Ok(tokio::spawn(async move {
         loop {
             match listener.recv().await {
-                Ok(notification) => match serde_json::from_str::<Payload<Wakeup>>(notification.payload()) {
-                    Ok(payload) if payload.from == process => {}
-                    Ok(payload) => {
-                        for wakeup in payload.wakeups {
-                            // An error means that there is no receiver, which is fine.
-                            let _ = local.send(wakeup);
-                        }
+                Ok(notification) => {
+                    for wakeup in received(notification.payload(), process) {
+                        // An error means that there is no receiver, which is fine.
+                        let _ = local.send(wakeup);
                     }
-                    Err(error) => tracing::debug!(%error, "ignored a notification of another version"),
-                },
+                }
                 // The listener reconnects with the next call. What was sent in between is found by polling.
                 Err(error) => {
                     tracing::warn!(%error, "lost the connection for wake-ups of other servers; their work is found by slow polling");
-                    tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+                    tokio::time::sleep(Duration::from_secs(1)).await;
                 }
             }
         }
     }))
+}
+
+/// Returns the wake-ups of a message, unless it is from this process itself. Wake-ups that only another version knows are left out.
+fn received(payload: &str, process: ServerId) -> Vec<Wakeup> {
+    match serde_json::from_str::<Payload<&serde_json::value::RawValue>>(payload) {
+        Ok(payload) if payload.from == process => Vec::new(),
+        Ok(payload) => payload.wakeups.iter().filter_map(|raw| serde_json::from_str(raw.get()).ok()).collect(),
+        Err(error) => {
+            tracing::debug!(%error, "ignored a notification of another version");
+            Vec::new()
+        }
+    }
 }
 
 async fn send(readers: &Readers<PgConnection>, payloads: Vec<String>) -> Result<(), sqlx::Error> {
@@ -125,6 +137,8 @@ pub(crate) fn spawn_notifier(readers: Arc<Readers<PgConnection>>, process: Serve
                 tracing::debug!(%error, "wake-ups were not sent to other servers");
             }
             wakeups.clear();
+            // A task enters several phases within milliseconds; these share a message.
+            tokio::time::sleep(GATHER).await;
         }
     });
     (sender, task)
@@ -148,6 +162,17 @@ mod tests {
             payload.wakeups
         });
         assert_eq!(read.collect::<Vec<_>>(), wakeups);
+    }
+
+    #[test]
+    fn a_wakeup_of_another_version_does_not_hide_the_others() {
+        let (from, here) = (ServerId::generate(), ServerId::generate());
+        let known = Wakeup::NodeWork(NodeId::generate());
+        let raw = serde_json::to_string(&known).expect("JSON");
+        let payload = format!(r#"{{"from":"{from}","wakeups":[{{"of_a_later_version":1}},"so_is_this",{raw}]}}"#);
+        assert_eq!(received(&payload, here), [known]);
+        assert_eq!(received(&payload, from), []);
+        assert_eq!(received("of another version", here), []);
     }
 
     #[test]

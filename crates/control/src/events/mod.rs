@@ -15,17 +15,22 @@ use tokio::time::Instant;
 
 use crate::Control;
 
-/// The shortest time between two reads of the outbox. Under load, new events are then read together; after a quiet time, an event
-/// is read at once.
-const GATHER: Duration = Duration::from_millis(20);
+/// The shortest time between two reads of the outbox for those who watch or work with it.
+const SOON: Duration = Duration::from_millis(20);
+/// The same for those who are told over the network anyway.
+const LATER: Duration = Duration::from_millis(250);
 
 /// Notifies about possible new events.
-struct News(broadcast::Receiver<Wakeup>);
+struct News {
+    wakeups: broadcast::Receiver<Wakeup>,
+    /// The shortest time between two reads. Events in between are read together; after a quiet time, an event is read at once.
+    gather: Duration,
+}
 
 impl News {
     /// Subscribes from now on.
-    fn of(control: &Control) -> Self {
-        Self(control.store.wakeups())
+    fn of(control: &Control, gather: Duration) -> Self {
+        Self { wakeups: control.store.wakeups(), gather }
     }
 
     /// Waits after a read until there may be new events, at most for this long. Returns false when the server stops.
@@ -37,22 +42,23 @@ impl News {
             () = tokio::time::sleep_until(looked + at_most) => return true,
             going_on = self.heard() => if !going_on { return false },
         }
-        tokio::time::sleep_until(looked + GATHER).await;
+        tokio::time::sleep_until(looked + self.gather).await;
         // The same read finds events of all these wake-ups.
-        while matches!(self.0.try_recv(), Ok(_) | Err(TryRecvError::Lagged(_))) {}
+        while matches!(self.wakeups.try_recv(), Ok(_) | Err(TryRecvError::Lagged(_))) {}
         true
     }
 
     /// Waits for a wake-up. Returns false when there will be none.
     async fn heard(&mut self) -> bool {
         loop {
-            match self.0.recv().await {
+            match self.wakeups.recv().await {
                 Ok(Wakeup::Outbox) | Err(RecvError::Lagged(_)) => return true,
                 Ok(
                     Wakeup::NodeWork(_)
                     | Wakeup::NodeAccess(_)
                     | Wakeup::Task(_)
                     | Wakeup::Allocation(_)
+                    | Wakeup::AllocationAdvanced(_)
                     | Wakeup::Fleet(_)
                     | Wakeup::Link(_)
                     | Wakeup::Rights

@@ -10,7 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use gpuaas_store::OutboxRow;
 
-use super::News;
+use super::{News, SOON};
 use crate::Control;
 
 /// Events of one read.
@@ -47,7 +47,7 @@ pub(crate) fn spawn(control: &Arc<Control>) {
     let owned = Arc::clone(control);
     control.background.spawn(async move {
         let control = owned;
-        let mut news = News::of(&control);
+        let mut news = News::of(&control, SOON);
         // Clients read earlier events themselves.
         let mut position = loop {
             match control.store.outbox_end().await {

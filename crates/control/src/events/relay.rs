@@ -12,7 +12,7 @@ use gpuaas_backends::bus::Envelope;
 use gpuaas_contract::time::Timestamp;
 use gpuaas_store::{OUTBOX_LANES, OutboxRow};
 
-use super::News;
+use super::{News, SOON};
 use crate::Control;
 use crate::error::ControlError;
 
@@ -40,7 +40,7 @@ pub(crate) fn spawn(control: &Arc<Control>) {
     control.background.spawn(async move {
         let control = owned;
         // Subscribed before the first read, so that nothing is missed between the two.
-        let mut news = News::of(&control);
+        let mut news = News::of(&control, SOON);
         let mut away = false;
         // The first time at once, for a server that is restarted often.
         let mut forget = tokio::time::Instant::now();

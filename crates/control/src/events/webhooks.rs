@@ -15,7 +15,7 @@ use gpuaas_domain::webhook::{Cursor, Delivery, DeliveryState, KEPT, Webhook};
 use gpuaas_store::{OutboxRow, ResourceFilter};
 
 use super::notify::project_of;
-use super::{News, deliveries};
+use super::{LATER, News, deliveries};
 use crate::audience::Audience;
 use crate::error::ControlError;
 use crate::transact::transact_knowing;
@@ -57,7 +57,7 @@ pub(crate) fn spawn(control: &Arc<Control>) {
 }
 
 async fn dispatch(control: &Control) {
-    let mut news = News::of(control);
+    let mut news = News::of(control, LATER);
     let mut place = None;
     loop {
         match dispatch_batch(control, place.take()).await {

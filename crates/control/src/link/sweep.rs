@@ -122,6 +122,7 @@ fn spawn_hints(control: Arc<Control>) {
                     | Wakeup::Task(_)
                     | Wakeup::Progress { .. }
                     | Wakeup::Allocation(_)
+                    | Wakeup::AllocationAdvanced(_)
                     | Wakeup::Fleet(_)
                     | Wakeup::Outbox
                     | Wakeup::Rights,

@@ -169,6 +169,7 @@ impl FleetView {
                         | Wakeup::NodeAccess(_)
                         | Wakeup::Task(_)
                         | Wakeup::Allocation(_)
+                        | Wakeup::AllocationAdvanced(_)
                         | Wakeup::Outbox
                         | Wakeup::Link(_)
                         | Wakeup::Rights

@@ -181,6 +181,7 @@ impl Waker {
             Wakeup::NodeWork(_)
             | Wakeup::NodeAccess(_)
             | Wakeup::Task(_)
+            | Wakeup::AllocationAdvanced(_)
             | Wakeup::Outbox
             | Wakeup::Rights
             | Wakeup::Link(_)

@@ -358,10 +358,12 @@ impl Run<'_> {
             None => None,
         };
         let action = self.now.pending_power_action;
+        let released = self.now.release_request.is_some();
         let back = Allocation {
             step: AllocationStep::Serve,
             pending_power_action: None,
-            due_at: self.now.expires_at,
+            // A release that was requested in the meantime begins at once.
+            due_at: if released { Some(self.context.now) } else { self.now.expires_at },
             ..self.now.clone()
         };
         match (ended, action) {
@@ -663,7 +665,7 @@ impl Run<'_> {
             step: next.step.into(),
             reason: next.last_error.as_ref().map(|last_error| last_error.reason.clone()),
         };
-        let decision = with.update(&next).wakeup(Wakeup::Allocation(next.id));
+        let decision = with.update(&next).wakeup(Wakeup::AllocationAdvanced(next.id));
         let decision = decision.record(self.context, next.id, event(progress));
         let due = next.due_at.unwrap_or_else(|| self.context.now.plus(SLOW_POLL));
         let next_at = if next.step == AllocationStep::Done { Next::Done } else { Next::At(due) };

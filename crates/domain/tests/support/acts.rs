@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "every test file uses its own part")]
 
 use gpuaas_contract::id::AllocationId;
+use gpuaas_domain::Wakeup;
 use gpuaas_domain::allocation::commands::Request;
 use gpuaas_domain::allocation::{AllocationState, AllocationStep, MAX_RELEASES, Next};
 use gpuaas_domain::machine::MachineState;
@@ -12,14 +13,22 @@ use crate::hosts::End;
 use crate::ledger::Ledger;
 use crate::rules;
 
-/// Advances a run until it waits or has ended.
+/// Advances a run until it waits or has ended. A run that can continue after a step is due, or what else the step did wakes it.
 pub(crate) fn settle(ledger: &mut Ledger, id: AllocationId) -> AllocationState {
+    let mut due = true;
     for _ in 0..20 {
         let advance = ledger.advance(id);
         rules::check(ledger);
         if advance.decision.is_empty() {
             return ledger.allocations[&id].state;
         }
+        assert!(due, "{id} can continue, and nothing continues it: {:?}", ledger.allocations[&id]);
+        due = advance.decision.wakeups.contains(&Wakeup::Allocation(id))
+            || match advance.next {
+                Next::Now => true,
+                Next::At(at) => at <= ledger.now,
+                Next::Done => false,
+            };
     }
     panic!("{id} does not come to rest: {:?}", ledger.allocations[&id]);
 }

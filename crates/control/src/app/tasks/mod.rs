@@ -162,6 +162,7 @@ async fn wait_for(wakeups: &mut tokio::sync::broadcast::Receiver<Wakeup>, id: Ta
                 | Wakeup::NodeWork(_)
                 | Wakeup::NodeAccess(_)
                 | Wakeup::Allocation(_)
+                | Wakeup::AllocationAdvanced(_)
                 | Wakeup::Fleet(_)
                 | Wakeup::Outbox
                 | Wakeup::Link(_)

@@ -60,7 +60,10 @@ pub(in crate::http) async fn watch(
                 return;
             }
             loop {
-                match watch.next(&control, task, |wakeup| *wakeup == Wakeup::Allocation(allocation)).await {
+                let concerns = |wakeup: &Wakeup| {
+                    [Wakeup::Allocation(allocation), Wakeup::AllocationAdvanced(allocation)].contains(wakeup)
+                };
+                match watch.next(&control, task, concerns).await {
                     Woken::Changed => break,
                     Woken::Progress(event) => yield Ok(event),
                     Woken::Shutdown => return,
