@@ -53,12 +53,14 @@ struct View {
     held: BTreeMap<u64, (What, Placement)>,
     /// The number of the next one.
     next_held: u64,
+    /// The number of changes that were noted.
+    changes: u64,
 }
 
 impl Default for View {
     fn default() -> Self {
         let (windows, dirty, held) = Default::default();
-        Self { fleet: Fleet::new(), windows, all: true, dirty, being_read: None, held, next_held: 0 }
+        Self { fleet: Fleet::new(), windows, all: true, dirty, being_read: None, held, next_held: 0, changes: 0 }
     }
 }
 
@@ -184,10 +186,16 @@ impl FleetView {
     /// Marks this node as outdated, or every node if none is named.
     pub(crate) fn note(&self, node: Option<NodeId>) {
         let mut view = self.lock();
+        view.changes += 1;
         match node {
             Some(node) => drop(view.dirty.insert(node)),
             None => view.all = true,
         }
+    }
+
+    /// Returns how many changes were noted.
+    pub(super) fn changes(&self) -> u64 {
+        self.lock().changes
     }
 
     fn lock(&self) -> MutexGuard<'_, View> {

@@ -90,6 +90,7 @@ pub async fn step_of(control: &Control, id: AllocationId) -> Result<Option<Alloc
 pub async fn advance(control: &Control, id: AllocationId, at: Option<AllocationStep>) -> Result<Option<Advanced>, ControlError> {
     // The held place is kept until the decision is written.
     let of = |(_, _, _, organization): &(_, _, _, Option<OrgId>)| *organization;
+    let changes = control.fleet.changes();
     let (advanced, wrote, _held, _) = transact_counted(control, (), of, async |_| {
         let nothing = |advanced| Ok(((advanced, None, None, None), Decision::default()));
         let Some(run) = resources::get::<Allocation>(control, id).await? else { return nothing(None) };
@@ -125,7 +126,10 @@ pub async fn advance(control: &Control, id: AllocationId, at: Option<AllocationS
         control.metrics.step_written(step.as_str());
         gpuaas_failpoint::hit(committed(step));
     }
-    control.placing.note(id, advanced);
+    if control.placing.note(id, advanced) && control.fleet.changes() != changes {
+        // The fleet changed after it was read for this step, and before the run was known to wait: nobody else wakes it for that.
+        return Ok(advanced.map(|advanced| Advanced { next: Next::Now, ..advanced }));
+    }
     Ok(advanced)
 }
 

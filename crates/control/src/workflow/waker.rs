@@ -91,7 +91,10 @@ impl Waker {
                 },
                 wakeup = wakeups.recv() => match wakeup {
                     Ok(wakeup) => self.hear(&wakeup),
-                    Err(RecvError::Lagged(_)) => self.look().await,
+                    Err(RecvError::Lagged(_)) => {
+                        self.wake_placing();
+                        self.look().await;
+                    }
                     Err(RecvError::Closed) => break,
                 },
                 () = tokio::time::sleep(next.unwrap_or(SLOW_LOOK)), if next.is_some() => self.ring(),
