@@ -109,6 +109,16 @@ impl Fanout {
         Ok(())
     }
 
+    /// Returns whether anyone may be listening. With Redis that is unknown here, and the answer is yes.
+    ///
+    /// A listener counts from the moment it is subscribed, before its owner can read the store.
+    pub fn may_have_listeners(&self) -> bool {
+        match &self.0 {
+            Backend::InProcess(hub) => hub.has_listeners(),
+            Backend::Redis(_) => true,
+        }
+    }
+
     /// Subscribes to these channels. After this returns, every notification is received, or a [`Notice::Gap`] in its place.
     ///
     /// An unreachable Redis is not an error: the listener gets a gap once it is back.

@@ -88,6 +88,11 @@ impl Hub {
         self.changed.notify_one();
     }
 
+    /// Returns whether there is any listener.
+    pub(super) fn has_listeners(&self) -> bool {
+        !self.lock().channels.is_empty()
+    }
+
     /// Sends a notification to all listeners of the channel.
     pub(super) fn deliver(&self, channel: &str, body: &Bytes) {
         let book = self.lock();
@@ -234,9 +239,10 @@ mod tests {
         assert!(hub.are_live(&["a", "b"]));
         hub.leave(&one);
         assert_eq!(changes(&hub), (vec![], names(&["a"])));
+        assert!(hub.has_listeners());
         hub.leave(&two);
         assert_eq!(changes(&hub), (vec![], names(&["b"])));
-        assert!(hub.lock().channels.is_empty());
+        assert!(!hub.has_listeners());
     }
 
     #[test]

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use gpuaas_store::OutboxRow;
+use gpuaas_store::{OutboxRow, StoreError};
+use tokio::time::Instant;
 
 use super::{News, SOON};
 use crate::Control;
@@ -45,42 +46,56 @@ pub(crate) fn project_of(body: &str) -> Option<String> {
 /// Starts to notify.
 pub(crate) fn spawn(control: &Arc<Control>) {
     let owned = Arc::clone(control);
-    control.background.spawn(async move {
-        let control = owned;
-        let mut news = News::of(&control, SOON);
-        // Clients read earlier events themselves.
-        let mut position = loop {
-            match control.store.outbox_end().await {
-                Ok(end) => break end,
-                Err(error) => {
-                    tracing::warn!(%error, "the end of the outbox cannot be read; retrying");
-                    if !news.more(&control, SLOW_LOOK).await {
-                        return;
-                    }
+    control.background.spawn(async move { notify(&owned).await });
+}
+
+async fn notify(control: &Control) {
+    let mut news = News::of(control, SOON);
+    // The events up to here are sent, or nobody listened. `None` before the first read: clients read earlier events themselves.
+    let mut position = None;
+    loop {
+        match next_events(control, position).await {
+            Ok((end, more)) => {
+                position = Some(end);
+                if more {
+                    continue;
                 }
             }
-        };
+            Err(error) => tracing::warn!(%error, "the outbox cannot be read; retrying"),
+        }
+        let looked = Instant::now();
         loop {
-            match control.store.outbox_list(position, BATCH).await {
-                Ok(rows) => {
-                    for row in &rows {
-                        tell(&control, row).await;
-                        position = row.position;
-                    }
-                    let all = rows.len() < usize::try_from(BATCH).unwrap_or(usize::MAX);
-                    if all && !news.more(&control, SLOW_LOOK).await {
-                        return;
-                    }
-                }
-                Err(error) => {
-                    tracing::warn!(%error, "the outbox cannot be read; retrying");
-                    if !news.more(&control, SLOW_LOOK).await {
-                        return;
-                    }
-                }
+            if !news.more(control, SLOW_LOOK).await {
+                return;
+            }
+            // Who subscribes after a wake-up reads its events from the store. Without listeners, only the position is kept up.
+            if control.backends.fanout.may_have_listeners() || looked.elapsed() >= SLOW_LOOK {
+                break;
             }
         }
-    });
+    }
+}
+
+/// Sends the next events. Returns the position of the last one and whether there may be more.
+async fn next_events(control: &Control, position: Option<i64>) -> Result<(i64, bool), StoreError> {
+    let (store, fanout) = (&control.store, &control.backends.fanout);
+    let position = match position {
+        Some(position) if fanout.may_have_listeners() => position,
+        known => {
+            let end = store.outbox_end().await?;
+            match known {
+                // Someone has subscribed in the meantime, and may have read the store before the last events.
+                Some(position) if fanout.may_have_listeners() => position,
+                Some(_) | None => return Ok((end, false)),
+            }
+        }
+    };
+    let rows = store.outbox_list(position, BATCH).await?;
+    for row in &rows {
+        tell(control, row).await;
+    }
+    let more = rows.len() >= usize::try_from(BATCH).unwrap_or(usize::MAX);
+    Ok((rows.last().map_or(position, |row| row.position), more))
 }
 
 async fn tell(control: &Control, row: &OutboxRow) {
