@@ -256,7 +256,11 @@ pub fn operate(node: &Node, operation: Operation, reason: &str, context: &Contex
 }
 
 /// Locks a node because two live copies of its identity were seen: nobody may use the identity until the machine is enrolled again.
+/// Does nothing if nobody may use it already: a retired node stays retired.
 pub fn lock(node: &Node, context: &Context) -> Decision {
+    if !node.service.may_connect() {
+        return Decision::default();
+    }
     let reason = "two live copies of this node's identity were seen at the same time".to_owned();
     let event = Event::NodeLocked(NodeServiceChanged {
         node_id: node.id,

@@ -175,6 +175,10 @@ fn retiring_and_locking_revoke_and_drop_the_link() {
     assert_eq!((after.service, after.session), (NodeService::Locked, None));
     assert_recorded(&locked, "gpuaas.node.locked.v1", "node.lock");
     assert_eq!(locked.wakeups, [Wakeup::NodeAccess(before.id)]);
+
+    for service in [NodeService::Locked, NodeService::Retired] {
+        assert!(node::lock(&Node { service, ..before.clone() }, &context()).is_empty(), "{service:?}");
+    }
 }
 
 #[test]

@@ -29,8 +29,6 @@ pub enum MachineUse {
     Leased,
     /// Something of an allocation may be left on it.
     Dirty,
-    /// Temporarily not leased as a whole. Does not affect its slots.
-    HeldBack,
 }
 
 /// An operator's offer of a machine as a whole.
@@ -300,7 +298,7 @@ impl Candidate {
     /// Whether its slots may be leased.
     fn serves_slots(&self) -> bool {
         let whole = match self.machine {
-            None | Some(MachineUse::Free | MachineUse::HeldBack) => true,
+            None | Some(MachineUse::Free) => true,
             Some(MachineUse::Leased | MachineUse::Dirty) => false,
         };
         self.online && self.service.takes_work() && whole && self.denied_to_slots.is_empty()

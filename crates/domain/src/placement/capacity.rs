@@ -167,7 +167,7 @@ fn rows_of(candidate: &Candidate) -> impl Iterator<Item = CapacityRow> {
 fn slot_status(candidate: &Candidate, slot: &SlotView) -> SlotStatus {
     let may_connect = candidate.online && candidate.service != NodeService::Quarantined && candidate.service.may_connect();
     let machine = match candidate.machine {
-        None | Some(MachineUse::Free | MachineUse::HeldBack) => None,
+        None | Some(MachineUse::Free) => None,
         Some(MachineUse::Leased) => Some(SlotStatus::Allocated),
         Some(MachineUse::Dirty) => Some(SlotStatus::Unhealthy),
     };

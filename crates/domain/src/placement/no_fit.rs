@@ -308,7 +308,7 @@ impl Counts {
 
 fn missing_slots(candidate: &Candidate, ask: &Ask, kinds: Kinds) -> (Kinds, usize) {
     match candidate.machine {
-        None | Some(MachineUse::Free | MachineUse::HeldBack) => {}
+        None | Some(MachineUse::Free) => {}
         Some(MachineUse::Leased) => return (kinds.with(ReasonKind::MachineLeased), 0),
         Some(MachineUse::Dirty) => return (kinds.with(ReasonKind::MachineDirty), 0),
     }
@@ -338,7 +338,7 @@ fn missing_slots(candidate: &Candidate, ask: &Ask, kinds: Kinds) -> (Kinds, usiz
 fn missing_machine(candidate: &Candidate, wanted: &Wanted, gpus: Option<usize>, kinds: Kinds) -> Kinds {
     let kinds = match candidate.machine {
         Some(MachineUse::Free) => kinds,
-        None | Some(MachineUse::HeldBack) => return kinds.with(ReasonKind::MachineNotOffered),
+        None => return kinds.with(ReasonKind::MachineNotOffered),
         Some(MachineUse::Leased) => kinds.with(ReasonKind::MachineLeased),
         Some(MachineUse::Dirty) => kinds.with(ReasonKind::MachineDirty),
     };

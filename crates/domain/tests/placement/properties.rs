@@ -39,7 +39,7 @@ fn slot(index: u32) -> impl Strategy<Value = (u32, SlotState, bool, Inside, i32,
 fn host(number: u8) -> impl Strategy<Value = Host> {
     let slots = (0_u32..7).prop_flat_map(|slots| (0..slots).map(slot).collect::<Vec<_>>());
     let service = prop_oneof![9 => Just(NodeService::InService), 1 => prop::sample::select(NodeService::ALL.to_vec())];
-    let uses = vec![None, Some(MachineUse::Free), Some(MachineUse::Leased), Some(MachineUse::Dirty), Some(MachineUse::HeldBack)];
+    let uses = vec![None, Some(MachineUse::Free), Some(MachineUse::Leased), Some(MachineUse::Dirty)];
     let machine = prop_oneof![2 => Just(None), 2 => Just(Some(MachineUse::Free)), 1 => prop::sample::select(uses)];
     let maintenance = prop::sample::select(vec![None, None, Some(later(1800)), Some(later(7200))]);
     (slots, service, prop::bool::weighted(0.9), machine, maintenance).prop_map(

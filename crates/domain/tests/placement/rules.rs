@@ -320,9 +320,7 @@ fn a_machine_that_is_leased_or_dirty_gives_out_no_slots() {
     for (state, expected) in [(MachineUse::Leased, "machine_leased"), (MachineUse::Dirty, "machine_dirty")] {
         assert_eq!(reasons(&Host::h100(1, 8).machine(state), &slots(1))[0].as_str(), expected);
     }
-    for state in [MachineUse::Free, MachineUse::HeldBack] {
-        assert_eq!(chosen(&[Host::h100(1, 8).machine(state)], &slots(1)).0, 1);
-    }
+    assert_eq!(chosen(&[Host::h100(1, 8).machine(MachineUse::Free)], &slots(1)).0, 1);
 }
 
 #[test]
@@ -331,7 +329,6 @@ fn a_whole_machine_is_free_offered_and_has_what_is_wanted() {
         Host::h100(1, 8),
         Host::h100(2, 8).machine(MachineUse::Leased),
         Host::h100(3, 8).machine(MachineUse::Dirty),
-        Host::h100(4, 8).machine(MachineUse::HeldBack),
         Host::h100(5, 8).machine(MachineUse::Free).leased([3]),
         Host::h100(6, 8).machine(MachineUse::Free).state([3], SlotState::Quarantined),
         Host::new(7, 8, MI300X).machine(MachineUse::Free),
@@ -346,7 +343,6 @@ fn a_whole_machine_is_free_offered_and_has_what_is_wanted() {
     assert_eq!(codes(1), ["machine_not_offered"]);
     assert_eq!(codes(2), ["machine_leased"]);
     assert_eq!(codes(3), ["machine_dirty"]);
-    assert_eq!(codes(4), ["machine_not_offered"]);
     assert_eq!(codes(5), ["too_few_free"]);
     assert_eq!(codes(6), ["too_few_free"]);
     assert_eq!(codes(7), ["wrong_model"]);
