@@ -127,6 +127,8 @@ impl Bare {
 /// network are shared with this machine.
 const ENTER: &str = r#"
 root=$1 rustup=$2 cargo=$3 user=$4 script=$5
+# A mount of its own, because `ip netns` and others need `/` to be one.
+mount --bind "$root" "$root"
 mkdir -p "$root/opt/rustup" "$root/opt/cargo" "$root/src/target"
 mount --bind "$rustup" "$root/opt/rustup"
 mount -o remount,bind,ro "$root/opt/rustup"
@@ -136,17 +138,19 @@ rm -rf "$root"/tmp/*
 mount --rbind /dev "$root/dev"
 mount -t sysfs -o ro sysfs "$root/sys"
 cp -L /etc/resolv.conf "$root/etc/resolv.conf"
+# The network is that of this machine, and so are the authorities that it trusts.
+cp -L /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/ca-certificates.crt"
 grep -q '^user:' "$root/etc/passwd" || chroot "$root" useradd --create-home --home-dir /opt/user --shell /bin/sh user
 toolchain=$(basename "$(rustc --print sysroot)")
 export RUSTUP_HOME=/opt/rustup CARGO_HOME=/opt/cargo RUSTUP_TOOLCHAIN=$toolchain
 export PATH="/opt/rustup/toolchains/$toolchain/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # A user writes into folders of their own; crates are only read.
 if [ "$user" = user ]; then
-    chown -R user "$root/src"
+    chroot "$root" chown -R user /src
     export CARGO_HOME=/opt/user/.cargo
     mkdir -p "$root/opt/user/.cargo/registry"
     mount --bind "$cargo/registry" "$root/opt/user/.cargo/registry"
-    chown user "$root/opt/user/.cargo"
+    chroot "$root" chown user /opt/user/.cargo
     # A user of a machine that cannot be changed has no apt.
     exec chroot --userspec=user:user "$root" env HOME=/opt/user sh -c "cd /src && $script"
 fi
